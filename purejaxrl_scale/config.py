@@ -1,0 +1,245 @@
+"""Every knob: frozen dataclasses, a unit and a default on each field; `problems(config)` lists all that is wrong.
+
+A field marked *traced* is a number that lives in the training state: a population may vary it under one compile.
+Every other field is *static*: it decides shapes or code. This module never imports JAX.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+TRACED = "traced"
+TracedFloat = Annotated[float, TRACED]
+
+
+@dataclass(frozen=True)
+class EnvironmentConfig:
+    """Where experience comes from."""
+
+    name: str = "kinetix/s"
+    """Suite and environment: kinetix/{s,m,l,locomotion}, brax/ant, gymnax/CartPole-v1, ..."""
+    num_envs: int = 2048
+    """Parallel environments over all devices."""
+    levels: tuple[str, ...] = ()
+    """Kinetix: names of hand-made levels to start from (s/h4_thrust_aim ...); empty for random levels."""
+    observation: Literal["default", "entity", "flat", "pixels"] = "default"
+    """Kinetix: the observation; default is entity. Other suites have one observation each."""
+    action: Literal["default", "multi_discrete", "continuous", "discrete"] = "default"
+    """Kinetix: the action space; default is multi_discrete. Other suites have one action space each."""
+    dense_reward_scale: float = 0.2
+    """Kinetix: reward for each metre that the green and the blue shape come closer; 0 for the sparse reward."""
+    level_filter: bool = True
+    """Kinetix: drop random levels that doing nothing solves, or that doing nothing ends."""
+    num_tasks: int = 0
+    """Kinetix: train on this many random levels drawn once from a fixed key; 0 for an endless supply."""
+    backend: Literal["generalized", "spring", "positional", "mjx"] = "spring"
+    """Brax: the physics pipeline."""
+    episode_length: int = 1000
+    """Brax: environment steps after which an episode is truncated."""
+    action_repeat: int = 1
+    """Brax: physics steps for each action; rewards add up."""
+    autoreset: Literal["fresh", "pool", "first_state"] = "fresh"
+    """What follows the end of an episode: a new sample, a draw from starts sampled beforehand, or the same start."""
+    pool_size: int = 1024
+    """Starts sampled beforehand where autoreset is pool."""
+    staggered: bool = False
+    """Spread environments over episode phases: first episodes are cut short at random and not logged."""
+    reward_scale: TracedFloat = 1.0
+    """Factor on each reward before learning; logged returns stay raw. Traced."""
+    reward_normalisation: bool = False
+    """Divide rewards by the running standard deviation of the discounted return."""
+    reward_clip: float = 10.0
+    """Bound on normalised rewards."""
+    observation_normalisation: bool = False
+    """Standardise observations by running moments, frozen within an outer step and clipped at 10."""
+    max_nan_fraction: float = 0.01
+    """The run stops when more than this share of its resets comes from NaN physics."""
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """The actor-critic."""
+
+    name: Literal["mlp", "minatar_cnn", "impala_cnn", "entity_transformer"] = "mlp"
+    """The torso that turns an observation into features."""
+    widths: tuple[int, ...] = (64, 64)
+    """Hidden layers of the MLP torso, or of each head after another torso."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """Nonlinearity of dense layers."""
+    shared: bool = False
+    """Actor and critic share the torso; separate torsos otherwise."""
+    recurrent: bool = False
+    """Put a GRU between torso and heads."""
+    hidden_size: int = 128
+    """Units of the GRU."""
+    segment_length: int = 0
+    """Steps of backpropagation through time; 0 for the whole rollout. It must divide the rollout length."""
+    policy: Literal["default", "gaussian", "tanh_gaussian"] = "default"
+    """Continuous actions: a diagonal Gaussian (the default) or one squashed by tanh."""
+    initial_log_std: float = 0.0
+    """Continuous actions: the logarithm of the first standard deviation."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of activations; parameters stay float32."""
+    transformer_layers: int = 2
+    """Entity transformer: layers."""
+    transformer_width: int = 128
+    """Entity transformer: features of an entity."""
+    transformer_heads: int = 8
+    """Entity transformer: attention heads, shared out over four kinds of mask."""
+
+
+@dataclass(frozen=True)
+class AlgorithmConfig:
+    """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347)."""
+
+    name: Literal["ppo"] = "ppo"
+    """The algorithm."""
+    rollout_length: int = 128
+    """Environment steps each environment takes in one outer step."""
+    minibatch_size: int = 16_384
+    """Samples in one optimiser step, over all devices. The number of minibatches follows from it."""
+    epochs: int = 4
+    """Passes over each batch."""
+    learning_rate: TracedFloat = 3e-4
+    """Step size of Adam. Traced."""
+    schedule: Literal["constant", "linear", "warmup_cosine"] = "constant"
+    """How the learning rate moves over the run: not at all, to zero, or up and then down a cosine."""
+    warmup_fraction: TracedFloat = 0.1
+    """Share of the run in which warmup_cosine rises. Traced."""
+    adam_epsilon: float = 1e-5
+    """Adam's epsilon."""
+    clip: TracedFloat = 0.2
+    """Bound on how far the probability ratio may leave 1. Traced."""
+    value_clip: bool = True
+    """Clip the value's move as the ratio's, by the same bound; plain squared error otherwise."""
+    discount: TracedFloat = 0.99
+    """Discount of one environment step. Traced."""
+    trace_decay: TracedFloat = 0.95
+    """Lambda of the generalised advantage estimate. Traced."""
+    entropy_coefficient: TracedFloat = 0.01
+    """Weight of the entropy bonus. Traced."""
+    value_coefficient: TracedFloat = 0.5
+    """Weight of the value loss. Traced."""
+    max_gradient_norm: TracedFloat = 0.5
+    """Global norm at which gradients are clipped. Traced."""
+    normalise_advantages: bool = True
+    """Standardise advantages over the whole minibatch."""
+    shuffle: Literal["feistel", "permutation"] = "feistel"
+    """How minibatches are drawn; permutation is the textbook way, there for comparison."""
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Scores on episodes apart from training; it changes no training bit."""
+
+    every_steps: int = 0
+    """Environment steps between evaluations; 0 for one at the end only."""
+    num_envs: int = 128
+    """Parallel evaluation environments."""
+    episodes: int = 1
+    """Episodes of each evaluation environment, a fixed quota so that short ones are not favoured."""
+    max_steps: int = 0
+    """Steps after which an unfinished episode is given up and counted as such; 0 for twice the time limit."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Saving the training state."""
+
+    every_seconds: float = 60.0
+    """Seconds between checkpoints."""
+    keep: int = 2
+    """Newest checkpoints kept."""
+
+
+@dataclass(frozen=True)
+class DevicesConfig:
+    """Where the computation runs."""
+
+    count: int = 0
+    """Devices to shard environments over; 0 for all there are."""
+    logical_shards: int = 8
+    """Groups of environments in which samples are shuffled; the number of devices must divide it."""
+    require_gpu: bool = False
+    """Refuse to run on a CPU."""
+    matmul_precision: Literal["default", "high", "highest"] = "default"
+    """Precision of float32 matrix products on accelerators."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The run around the training."""
+
+    folder: str = "runs"
+    """Where run records are written."""
+    name: str = ""
+    """The run's name; empty for the experiment's."""
+    wandb: Literal["offline", "online", "disabled"] = "offline"
+    """Mirror the record to Weights & Biases; offline needs neither network nor login."""
+    wandb_project: str = "purejaxrl_scale"
+    """Project in Weights & Biases."""
+    progress: Literal["auto", "live", "plain", "none"] = "auto"
+    """The display: live in a terminal, plain lines elsewhere, one updating line in Jupyter."""
+    chunk_seconds: float = 5.0
+    """Seconds of training in one jitted call; between calls the run is logged and signals are answered."""
+    log_every: int = 1
+    """Outer steps to one line of the record."""
+    profile: bool = False
+    """Write a jax.profiler trace of one chunk."""
+    report: bool = True
+    """Draw the figure and film the agent at the end."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run."""
+
+    seed: int = 0
+    """Seed of the run; member i of a population has seed + i."""
+    seeds: int = 1
+    """Size of the population trained at once under vmap."""
+    total_steps: int = 1_000_000
+    """Environment steps over all environments; rounded up to whole outer steps."""
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    devices: DevicesConfig = field(default_factory=DevicesConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of one outer step: environments x rollout length."""
+        return self.environment.num_envs * self.algorithm.rollout_length
+
+    @property
+    def num_minibatches(self) -> int:
+        """Optimiser steps of one epoch."""
+        return max(1, self.batch_size // self.algorithm.minibatch_size)
+
+    @property
+    def num_outer_steps(self) -> int:
+        """Outer steps of the run: the fewest that reach total_steps."""
+        return math.ceil(self.total_steps / self.batch_size)
+
+    @property
+    def actual_steps(self) -> int:
+        """Environment steps the run takes: total_steps rounded up to whole outer steps."""
+        return self.num_outer_steps * self.batch_size
+
+    @property
+    def segment_length(self) -> int:
+        """Consecutive steps that stay together in a minibatch: 1 for feed-forward networks."""
+        if not self.network.recurrent:
+            return 1
+        return self.network.segment_length or self.algorithm.rollout_length
+
+
+def problems(config: Config) -> list[str]:
+    """All that cannot be honoured in a config, each with the rule, the numbers and the nearest legal value."""
+    from purejaxrl_scale.rules import broken_rules
+
+    return broken_rules(config)
