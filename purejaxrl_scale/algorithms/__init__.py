@@ -1,0 +1,1 @@
+"""Losses, and the improvement of a policy from a trajectory."""

@@ -1,0 +1,38 @@
+"""Exact 64-bit counters inside jit, where integers have 32 bits."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Counter(NamedTuple):
+    """high · 2³² + low."""
+
+    high: jax.Array  # u32[]
+    low: jax.Array  # u32[]
+
+
+def init(value: int = 0) -> Counter:
+    """A counter at `value`."""
+    return Counter(jnp.uint32(value >> 32), jnp.uint32(value & 0xFFFFFFFF))
+
+
+def add(counter: Counter, amount: int | jax.Array) -> Counter:
+    """`counter + amount` for an amount below 2³²."""
+    amount = jnp.asarray(amount, jnp.uint32)
+    low = counter.low + amount
+    return Counter(counter.high + (low < amount).astype(jnp.uint32), low)
+
+
+def approximate(counter: Counter) -> jax.Array:
+    """The count as f32[]: right to 1 part in 2²⁴, for shares and weights only."""
+    return counter.high.astype(jnp.float32) * 2.0**32 + counter.low.astype(jnp.float32)
+
+
+def exact(counter: Counter) -> int:
+    """The count as a Python integer, on the host."""
+    return (int(np.asarray(counter.high)) << 32) + int(np.asarray(counter.low))

@@ -1,0 +1,187 @@
+"""N environments x T steps -> Trajectory."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from purejaxrl_scale.compaction import block_size, for_marked, put_rows, take_rows
+from purejaxrl_scale.config import Config
+from purejaxrl_scale.devices import shard_index
+from purejaxrl_scale.environments import autoreset
+from purejaxrl_scale.environments.autoreset import Start
+from purejaxrl_scale.environments.interface import ActionSpace, Environment, PyTree
+from purejaxrl_scale.environments.statistics import EpisodeStatistics, init_episodes, update_episodes
+from purejaxrl_scale.networks.actor_critic import ActorCritic
+
+
+class Actors(NamedTuple):
+    """The environments of one device, and everything else that goes with each of them."""
+
+    start: Start  # the current observation and state, [N, ...]
+    first_start: Start | tuple[()]  # each environment's own first start, [N, ...], where autoreset is first_state
+    is_first: jax.Array  # bool[N], whether the current observation begins an episode
+    memory: PyTree  # the recurrent state before the current observation, [N, ...]; () for feed-forward networks
+    countdown: jax.Array  # i32[N], steps until an artificial end of the first episode; negative once it is over
+    episodes: EpisodeStatistics  # [N]
+    discounted_return: jax.Array  # f32[N], for reward normalisation
+
+
+class Trajectory(NamedTuple):
+    """What happened in one rollout, time-major."""
+
+    observation: PyTree  # [T, N, ...], raw
+    action: jax.Array  # [T, N, ...], as the policy drew it
+    log_prob: jax.Array  # f32[T, N], of the behaviour policy
+    value: jax.Array  # f32[T, N]
+    final_value: jax.Array  # f32[T, N], the value of the true final observation at truncations, 0 elsewhere
+    reward: jax.Array  # f32[T, N], raw
+    terminated: jax.Array  # bool[T, N]
+    truncated: jax.Array  # bool[T, N]
+    valid: jax.Array  # bool[T, N], False where physics broke: kept out of gradients and normalisers
+    is_first: jax.Array  # bool[T, N], whether the observation begins an episode
+    memory: PyTree  # [T / segment, N, ...], the recurrent state before each segment
+
+
+class Simulation(NamedTuple):
+    """The static parts of collecting: the environment, the network, and how episodes follow one another."""
+
+    environment: Environment
+    network: ActorCritic
+    config: Config
+
+    @property
+    def action_space(self) -> ActionSpace:
+        """What the environment takes."""
+        return self.environment.action_space
+
+
+def environment_keys(step_key: jax.Array, rows: jax.Array, num_local: int) -> jax.Array:
+    """One key an environment, key[B], from its *global* index: the same on any number of devices.
+
+    `rows` i32[B] are indices on this device, each of which holds `num_local` environments.
+    """
+    index = shard_index() * jnp.uint32(num_local) + rows.astype(jnp.uint32)
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(step_key, index)
+
+
+def init_actors(simulation: Simulation, pool: Start | tuple[()], key: jax.Array, num_local: int) -> Actors:
+    """Environments at the beginning of their first episodes."""
+    environment, options = simulation.environment, simulation.config.environment
+    start_key, stagger_key = jax.random.split(key)
+    rows = jnp.arange(num_local, dtype=jnp.int32)
+    keys = environment_keys(start_key, rows, num_local)
+    start = autoreset.draw(pool, keys) if options.autoreset == "pool" else autoreset.reset(environment, keys)
+    countdown = jnp.full(num_local, -1, jnp.int32)
+    if options.staggered:
+        phases = environment_keys(stagger_key, rows, num_local)
+        countdown = jax.vmap(lambda key: jax.random.randint(key, (), 1, environment.max_episode_steps))(phases)
+    return Actors(
+        start=start,
+        first_start=start if options.autoreset == "first_state" else (),
+        is_first=jnp.ones(num_local, bool),
+        memory=simulation.network.initial_memory(num_local),
+        countdown=countdown,
+        episodes=init_episodes(num_local, logged=not options.staggered),
+        discounted_return=jnp.zeros(num_local),
+    )
+
+
+def collect(
+    simulation: Simulation, params: PyTree, normalise, pool: Start | tuple[()], actors: Actors, key: jax.Array
+) -> tuple[Actors, Trajectory, jax.Array, dict[str, jax.Array]]:
+    """One rollout of every environment.
+
+    `normalise` maps raw observations to what the network sees, with statistics frozen for the whole outer step.
+    Returns the actors afterwards, the trajectory, the value of the observation it stopped at (f32[N]), and sums over
+    the episodes that ended.
+    """
+    config = simulation.config
+    length = config.algorithm.rollout_length
+    segment = config.segment_length if simulation.network.recurrent else length
+
+    def step(actors, time):
+        return _step(simulation, params, normalise, pool, actors, jax.random.fold_in(key, time))
+
+    def collect_segment(actors, number):
+        memory = actors.memory
+        actors, (steps, sums) = jax.lax.scan(step, actors, number * segment + jnp.arange(segment, dtype=jnp.uint32))
+        return actors, (steps, memory, sums)
+
+    actors, (steps, memory, sums) = jax.lax.scan(
+        collect_segment, actors, jnp.arange(length // segment, dtype=jnp.uint32)
+    )
+    steps = jax.tree.map(lambda leaf: leaf.reshape(length, *leaf.shape[2:]), steps)
+    _, _, last_value = simulation.network.step(
+        params, actors.memory, normalise(actors.start.observation), actors.is_first
+    )
+    sums = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=(0, 1), dtype=leaf.dtype), sums)
+    return actors, Trajectory(**steps, memory=memory), last_value, sums
+
+
+def _step(simulation: Simulation, params, normalise, pool, actors: Actors, key: jax.Array):
+    """One step of all environments -> (actors, (the trajectory's row, sums over ended episodes))."""
+    environment, network, options = simulation.environment, simulation.network, simulation.config.environment
+    num_local = actors.is_first.shape[0]
+    rows = jnp.arange(num_local, dtype=jnp.int32)
+    action_key, dynamics_key, reset_key = jax.random.split(key, 3)
+
+    observation = actors.start.observation
+    memory, policy, value = network.step(params, actors.memory, normalise(observation), actors.is_first)
+    action = policy.sample(environment_keys(action_key, rows, num_local))
+    log_prob = policy.log_prob(action)
+
+    timestep = jax.vmap(environment.step)(
+        environment_keys(dynamics_key, rows, num_local),
+        actors.start.state,
+        policy.to_environment(action, simulation.action_space),
+    )
+    timestep, broken = autoreset.quarantine(timestep)
+    truncated = timestep.truncated | ((actors.countdown == 0) & ~timestep.terminated)
+    ended = timestep.terminated | truncated
+
+    def value_final(rows, values):
+        """V of the true final observation: only here, before the reset, does it still exist."""
+        _, _, value = network.step(
+            params,
+            take_rows(memory, rows),
+            normalise(take_rows(timestep.observation, rows)),
+            jnp.zeros(rows.shape, bool),
+        )
+        return put_rows(values, rows, value)
+
+    final_value = for_marked(truncated, value_final, jnp.zeros(num_local), block=block_size(num_local))
+    episodes, sums = update_episodes(actors.episodes, timestep.reward, ended, broken, timestep.outcome)
+    sums["environment/resets"] = jnp.sum(ended, dtype=jnp.uint32)
+    sums["environment/nan_resets"] = jnp.sum(broken, dtype=jnp.uint32)
+    start = autoreset.restart(
+        environment,
+        options.autoreset,
+        pool,
+        actors.first_start,
+        ended,
+        lambda rows: environment_keys(reset_key, rows, num_local),
+        Start(timestep.observation, timestep.state),
+    )
+    row = {
+        "observation": observation,
+        "action": action,
+        "log_prob": log_prob,
+        "value": value,
+        "final_value": final_value,
+        "reward": timestep.reward,
+        "terminated": timestep.terminated,
+        "truncated": truncated,
+        "valid": ~broken,
+        "is_first": actors.is_first,
+    }
+    actors = actors._replace(
+        start=start,
+        is_first=ended,
+        memory=memory,
+        countdown=jnp.where(ended, -1, jnp.maximum(actors.countdown - 1, -1)),
+        episodes=episodes,
+    )
+    return actors, (row, sums)

@@ -1,0 +1,25 @@
+"""Strict JAX for every test: eight CPU devices, no silent rank promotion, warnings are errors (see pyproject.toml)."""
+
+import os
+import tempfile
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# With fewer threads than devices, an unblocked data-parallel loop deadlocks on a machine of two cores.
+os.environ["NPROC"] = "16"
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update(
+    "jax_compilation_cache_dir",
+    os.environ.get("JAX_COMPILATION_CACHE_DIR", os.path.join(tempfile.gettempdir(), "purejaxrl_scale_test_cache")),
+)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+@pytest.fixture
+def key():
+    """A fresh typed key."""
+    return jax.random.key(0)

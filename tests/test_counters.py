@@ -1,0 +1,31 @@
+"""Counters stay exact where floats and 32-bit integers do not."""
+
+import jax
+import pytest
+
+from purejaxrl_scale import counters
+
+_add = jax.jit(counters.add)
+
+
+@pytest.mark.parametrize(
+    ("start", "amount"),
+    [
+        (2**31 - 1, 2**20 * 16),
+        (2**24, 1),
+        (2**32 - 1, 1),
+        (1_048_576 * 2_047, 1_048_576),
+        (10**12, 2**31),
+        (376 * 10**9, 2**32 - 1),
+    ],
+)
+def test_addition_is_exact(start, amount):
+    assert counters.exact(_add(counters.init(start), jnp.uint32(amount))) == start + amount
+
+
+def test_the_step_count_that_wraps_in_int32():
+    assert counters.exact(_add(counters.init(2**31 - 1), 2**20 * 16)) == 2_164_260_863
+
+
+def test_approximation_is_within_float32():
+    assert abs(float(counters.approximate(counters.init(10**12))) / 10**12 - 1) < 2**-23
