@@ -18,7 +18,7 @@ TracedFloat = Annotated[float, TRACED]
 class EnvironmentConfig:
     """Where experience comes from."""
 
-    name: str = "kinetix/s"
+    name: str = "gymnax/CartPole-v1"
     """Suite and environment: kinetix/{s,m,l,locomotion}, brax/ant, gymnax/CartPole-v1, ..."""
     num_envs: int = 2048
     """Parallel environments over all devices."""
@@ -37,7 +37,7 @@ class EnvironmentConfig:
     backend: Literal["generalized", "spring", "positional", "mjx"] = "spring"
     """Brax: the physics pipeline."""
     episode_length: int = 1000
-    """Brax: environment steps after which an episode is truncated."""
+    """Brax: steps after which an episode is truncated, where each repeat of an action counts as one."""
     action_repeat: int = 1
     """Brax: physics steps for each action; rewards add up."""
     autoreset: Literal["fresh", "pool", "first_state"] = "fresh"

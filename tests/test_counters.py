@@ -1,6 +1,7 @@
 """Counters stay exact where floats and 32-bit integers do not."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from purejaxrl_scale import counters

@@ -6,6 +6,7 @@ Source: Schulman et al. 2017, arXiv 1707.06347.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import chex
@@ -112,17 +113,24 @@ def standardised(advantage: Float[Array, "*B"], valid: jax.Array) -> Float[Array
 
 
 def loss(
-    actor_critic: Evaluate, config: AlgorithmConfig, params: PyTree, memory: PyTree, batch: Batch, numbers: Coefficients
+    actor_critic: Evaluate,
+    config: AlgorithmConfig,
+    params: PyTree,
+    memory: PyTree,
+    batch: Batch,
+    numbers: Coefficients,
+    key: jax.Array,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The sum over this device's valid samples of policy loss + c_v · value loss - c_e · entropy, and its parts.
 
-    A sum and not a mean, so that devices and microbatches add up exactly; divide by the global count.
+    A sum and not a mean, so that devices and microbatches add up exactly; divide by the global count. `key` serves
+    policies whose entropy is a one-sample estimate.
     """
     policy, value = actor_critic(params, memory, batch.observation, batch.is_first)
     log_prob = policy.log_prob(batch.action)
     objective = surrogate(log_prob, batch.log_prob, batch.log_prob, batch.advantage, clip=numbers.clip)
     error = value_loss(value, batch.value, batch.target, clip=numbers.clip if config.value_clip else None)
-    entropy = policy.entropy()
+    entropy = policy.entropy(None if policy.entropy_is_exact else _sample_keys(key, log_prob.shape))
     log_ratio = log_prob - batch.log_prob
     ratio = jnp.exp(log_ratio)
 
@@ -144,6 +152,14 @@ def loss(
     return whole, {"loss/total": whole, **parts}
 
 
+def _sample_keys(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """One key a sample of the minibatch, from its place in the global one."""
+    length, local = shape
+    column = shard_index() * jnp.uint32(local) + jnp.arange(local, dtype=jnp.uint32)
+    place = jnp.arange(length, dtype=jnp.uint32)[:, None] + jnp.uint32(length) * column[None]
+    return jax.vmap(jax.vmap(partial(jax.random.fold_in, key)))(place)
+
+
 def make_optimiser(config: AlgorithmConfig, max_gradient_norm: float | jax.Array) -> optax.GradientTransformation:
     """Adam behind a clip of the gradient's global norm; the learning rate is applied apart, since it is traced."""
     return optax.chain(optax.clip_by_global_norm(max_gradient_norm), optax.scale_by_adam(eps=config.adam_epsilon))
@@ -157,20 +173,23 @@ def optimiser_step(
     batch: Batch,
     numbers: Coefficients,
     learning_rate: jax.Array,
+    key: jax.Array,
 ) -> tuple[Learnt, dict[str, jax.Array]]:
     """One minibatch: local gradient sums, one sum over devices, one step of Adam."""
     if config.normalise_advantages:
         batch = batch._replace(advantage=standardised(batch.advantage, batch.valid))
-    gradient, parts = jax.grad(lambda params: loss(actor_critic, config, params, memory, batch, numbers), has_aux=True)(
-        learnt.params
-    )
+
+    def objective(params):
+        return loss(actor_critic, config, params, memory, batch, numbers, key)
+
+    gradient, parts = jax.grad(objective, has_aux=True)(learnt.params)
     count = jnp.sum(batch.valid, dtype=jnp.float32)
     gradient, parts, count = global_sum((gradient, parts, count))
     gradient, parts = jax.tree.map(lambda leaf: leaf / jnp.maximum(count, 1.0), (gradient, parts))
     optimiser = make_optimiser(config, numbers.max_gradient_norm)
     updates, optimiser_state = optimiser.update(gradient, learnt.optimiser_state, learnt.params)
     params = jax.tree.map(lambda parameter, update: parameter - learning_rate * update, learnt.params, updates)
-    parts["optimiser/gradient_norm"] = optax.global_norm(gradient)
+    parts["optimiser/gradient_norm"] = optax.tree.norm(gradient)
     parts["optimiser/learning_rate"] = learning_rate
     return Learnt(params, optimiser_state), parts
 
@@ -193,8 +212,8 @@ def minibatch_rows(config: Config, key: jax.Array, number: jax.Array, num_local:
         shard_key = jax.random.fold_in(key, shard_index() * jnp.uint32(shards) + shard)
         index = shuffled_index(shard_key, position, segments)
         first_step, env = index // shard_envs * segment, index % shard_envs
-        step = first_step + jnp.arange(segment, dtype=jnp.uint32)[:, None]
-        return step * jnp.uint32(num_local) + (shard * jnp.uint32(shard_envs) + env)
+        first_row = first_step * jnp.uint32(num_local) + shard * jnp.uint32(shard_envs) + env
+        return first_row[None] + jnp.uint32(num_local) * jnp.arange(segment, dtype=jnp.uint32)[:, None]
 
     rows = jax.vmap(of_shard)(local_shards)  # [shards, L, size]
     return jnp.moveaxis(rows, 0, 1).reshape(segment, shards * size).astype(jnp.int32)
@@ -221,7 +240,7 @@ def improve(
     flat, flat_memory = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (batch, memory))
 
     def epoch(learnt, number):
-        epoch_key = jax.random.fold_in(key, number)
+        epoch_key, noise_key = jax.random.split(jax.random.fold_in(key, number))
         draw = _textbook_draw if config.algorithm.shuffle == "permutation" else _draw
         minibatch = draw(config, epoch_key, flat, flat_memory, num_local)
 
@@ -229,7 +248,14 @@ def improve(
             sample, memory = minibatch(index)
             share = (number * minibatches + index).astype(jnp.float32) / steps
             return optimiser_step(
-                actor_critic, config.algorithm, learnt, memory, sample, numbers, learning_rate(share)
+                actor_critic,
+                config.algorithm,
+                learnt,
+                memory,
+                sample,
+                numbers,
+                learning_rate(share),
+                jax.random.fold_in(noise_key, index),
             )
 
         return jax.lax.scan(step, learnt, jnp.arange(minibatches, dtype=jnp.uint32))

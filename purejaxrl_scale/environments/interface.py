@@ -49,6 +49,10 @@ class Timestep(NamedTuple):
     outcome: dict[str, jax.Array]  # f32[] each, e.g. {"success": ...}; the same keys at each step
 
 
+class RenderUnavailable(RuntimeError):
+    """This machine cannot draw this environment; the message says what is missing, or what to use instead."""
+
+
 class Environment(Protocol):
     """A single environment. Environments never reset themselves: `autoreset` does, for every suite alike."""
 
@@ -67,5 +71,5 @@ class Environment(Protocol):
         ...
 
     def render(self, states: list[PyTree]) -> list[np.ndarray]:
-        """Frames uint8[height, width, 3] of consecutive states, on the host."""
+        """Frames uint8[height, width, 3] of consecutive states, on the host. Raises RenderUnavailable."""
         ...

@@ -1,0 +1,143 @@
+"""The arithmetic of batches: how environments, rollouts, minibatches, segments, shards and devices must divide.
+
+N environments x T steps are cut into minibatches of M samples. Samples are shuffled within S logical shards, so each
+shard gives M / S samples to every minibatch; recurrent networks shuffle whole segments of L steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+from purejaxrl_scale.config import Config
+
+_INDEX_LIMIT = 2**31  # sample indices are int32
+
+
+def broken_batch_rules(config: Config) -> list[str]:
+    """One sentence for each broken rule. Numbers below 1 are left to the ranges: nothing divides by them."""
+    numbers = (
+        config.environment.num_envs,
+        config.algorithm.rollout_length,
+        config.algorithm.minibatch_size,
+        config.devices.logical_shards,
+        config.segment_length,
+    )
+    if min(numbers) < 1:
+        return []
+    return [*_devices(config), *_segments(config), *_environments(config), *_minibatches(config), *_indices(config)]
+
+
+def _devices(config: Config) -> Iterator[str]:
+    count, shards = config.devices.count, config.devices.logical_shards
+    if count > 0 and shards % count:
+        legal = neighbours(count, divisors(shards))
+        yield (
+            f"devices.count must divide devices.logical_shards: {count} does not divide {shards}; "
+            f"nearest legal count: {_or(legal)}"
+        )
+
+
+def _segments(config: Config) -> Iterator[str]:
+    length, segment = config.algorithm.rollout_length, config.segment_length
+    if length % segment:
+        legal_segments = neighbours(segment, divisors(length))
+        legal_lengths = neighbours(length, multiples_around(length, segment))
+        yield (
+            f"network.segment_length must divide algorithm.rollout_length: {segment} does not divide {length}; "
+            f"nearest legal segment_length: {_or(legal_segments)}, rollout_length: {_or(legal_lengths)}"
+        )
+
+
+def _environments(config: Config) -> Iterator[str]:
+    num_envs, shards = config.environment.num_envs, config.devices.logical_shards
+    if num_envs % shards:
+        yield (
+            f"environment.num_envs must be a multiple of devices.logical_shards: {num_envs:,} is not a multiple of "
+            f"{shards}; nearest legal num_envs: {_or(_legal_num_envs(config))}, "
+            f"logical_shards: {_or(neighbours(shards, divisors(num_envs)))}"
+        )
+
+
+def _minibatches(config: Config) -> Iterator[str]:
+    size, shards, segment = config.algorithm.minibatch_size, config.devices.logical_shards, config.segment_length
+    batch, unit = config.batch_size, shards * segment
+    num_envs, length = config.environment.num_envs, config.algorithm.rollout_length
+    shape = f"{num_envs:,} environments x {length:,} steps = {batch:,} samples"
+    legal = _legal_minibatch_sizes(config)
+    sizes = f"nearest legal minibatch_size: {_or(legal)}" if legal else "no minibatch_size is legal with these numbers"
+    if size % unit:
+        by = "devices.logical_shards" if segment == 1 else "devices.logical_shards x the segment length"
+        numbers = f"{shards}" if segment == 1 else f"{shards} x {segment} = {unit:,}"
+        yield f"algorithm.minibatch_size must be a multiple of {by}: {size:,} is not a multiple of {numbers}; {sizes}"
+    if size > batch:
+        yield f"algorithm.minibatch_size must not exceed the batch: {size:,} is more than {shape}; {sizes}"
+    elif batch % size:
+        yield (
+            f"algorithm.minibatch_size must divide the batch: {size:,} does not divide {shape}; "
+            f"nearest legal num_envs: {_or(_legal_num_envs(config))}, or {sizes}"
+        )
+    if size == 1 and config.algorithm.normalise_advantages:
+        yield (
+            "algorithm.normalise_advantages needs at least 2 samples in a minibatch: algorithm.minibatch_size is 1; "
+            "the nearest legal value is 2"
+        )
+
+
+def _indices(config: Config) -> Iterator[str]:
+    num_envs, length, shards = (
+        config.environment.num_envs,
+        config.algorithm.rollout_length,
+        config.devices.logical_shards,
+    )
+    if num_envs * length >= _INDEX_LIMIT:
+        most = _INDEX_LIMIT - 1
+        largest = {"rollout_length": most // num_envs, "num_envs": most // length // shards * shards}
+        yield (
+            f"a batch must have fewer than 2^31 samples, as indices are int32: environment.num_envs {num_envs:,} x "
+            f"algorithm.rollout_length {length:,} = {num_envs * length:,}; the largest legal: "
+            f"{_or([f'{name} {value:,}' for name, value in largest.items() if value >= 1])}"
+        )
+
+
+def _legal_num_envs(config: Config) -> list[str]:
+    """Numbers of environments on both sides that satisfy every rule at once, the other numbers kept."""
+    size, length = config.algorithm.minibatch_size, config.algorithm.rollout_length
+    step = math.lcm(config.devices.logical_shards, size // math.gcd(size, length))
+    return neighbours(config.environment.num_envs, multiples_around(config.environment.num_envs, step))
+
+
+def _legal_minibatch_sizes(config: Config) -> list[str]:
+    """Minibatch sizes on both sides that satisfy every rule at once, the other numbers kept."""
+    unit = config.devices.logical_shards * config.segment_length
+    if config.batch_size % unit:
+        return []
+    sizes = (unit * divisor for divisor in divisors(config.batch_size // unit))
+    least = 2 if config.algorithm.normalise_advantages else 1
+    return neighbours(config.algorithm.minibatch_size, (size for size in sizes if size >= least))
+
+
+def divisors(number: int) -> Iterator[int]:
+    """All divisors of a number >= 1, in no order."""
+    for divisor in range(1, math.isqrt(number) + 1):
+        if number % divisor == 0:
+            yield divisor
+            yield number // divisor
+
+
+def multiples_around(value: int, step: int) -> list[int]:
+    """The nearest positive multiples of a step on both sides of a value."""
+    below = value // step * step
+    return [multiple for multiple in (below, below + step) if multiple >= 1]
+
+
+def neighbours(value: int, legal: Iterable[int]) -> list[str]:
+    """The nearest legal values on both sides of a value, as text."""
+    candidates = set(legal)
+    below = max((candidate for candidate in candidates if candidate <= value), default=None)
+    above = min((candidate for candidate in candidates if candidate >= value), default=None)
+    return [f"{candidate:,}" for candidate in dict.fromkeys((below, above)) if candidate is not None]
+
+
+def _or(values: list[str]) -> str:
+    return " or ".join(values)

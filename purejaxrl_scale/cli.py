@@ -1,0 +1,261 @@
+"""The commands. Nothing here imports JAX before a command needs it: help and refusals answer at once.
+
+Exit codes: 0 done, 1 failed, 2 refused before starting, 75 stopped by a signal and resumable.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from purejaxrl_scale.config import Config, problems
+from purejaxrl_scale.config_io import ConfigError, override
+from purejaxrl_scale.flags import read_flags
+from purejaxrl_scale.named_experiments import QUICKSTART, Experiment, find_experiment, names
+from purejaxrl_scale.rules import broken_field_rules
+from purejaxrl_scale.runner.folders import CONFIG_FILE, RunError
+from purejaxrl_scale.suggest import did_you_mean
+
+PROGRAM = "purejaxrl-scale"
+DONE, FAILED, REFUSED = 0, 1, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and give its exit code."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # a compile-cache hit otherwise prints pages of red
+    os.environ.setdefault("NPROC", "16")  # with fewer threads than CPU devices a data-parallel loop can deadlock
+    command, *rest = sys.argv[1:] if argv is None else argv or [""]
+    try:
+        return _dispatch(command, rest)
+    except ConfigError as fault:
+        return _refuse(fault.problems)
+    except RunError as fault:
+        return _refuse([str(fault)])
+
+
+def _dispatch(command: str, rest: list[str]) -> int:
+    if command in {"", "-h", "--help", "help"}:
+        print(_overview())
+        return DONE if command else REFUSED
+    if command == "--version":
+        from importlib.metadata import version
+
+        print(f"{PROGRAM} {version('purejaxrl-scale')}")
+        return DONE
+    if command not in COMMANDS:
+        raise ConfigError([f"there is no command {command!r}: {did_you_mean(command, COMMANDS)}"])
+    usage, summary, action = COMMANDS[command]
+    if action not in (_train, _bench) and {"-h", "--help"} & set(rest):
+        print(f"usage: {PROGRAM} {command} {usage}".rstrip() + f"\n\n{summary}")
+        return DONE
+    return action(rest)
+
+
+def _train(arguments: list[str]) -> int:
+    chosen = _chosen(arguments, "train")
+    if chosen is None:
+        return DONE
+    experiment, config = chosen
+    _print_header(experiment, config)
+    from purejaxrl_scale.runner import runner
+
+    return runner.train(config, config.run.name or experiment.name)
+
+
+def _bench(arguments: list[str]) -> int:
+    chosen = _chosen(arguments, "bench")
+    if chosen is None:
+        return DONE
+    experiment, config = chosen
+    from purejaxrl_scale import bench
+
+    return bench.main(config, experiment.name)
+
+
+def _resume(arguments: list[str]) -> int:
+    run = _one_run(arguments, "resume")
+    from purejaxrl_scale.runner import runner
+
+    return runner.resume(run)
+
+
+def _evaluate(arguments: list[str]) -> int:
+    run = _one_run(arguments, "evaluate")
+    from purejaxrl_scale.runner import evaluation
+
+    return evaluation.main(run)
+
+
+def _render(arguments: list[str]) -> int:
+    run = _one_run(arguments, "render")
+    from purejaxrl_scale.runner import video
+
+    return video.main(run)
+
+
+def _report(arguments: list[str]) -> int:
+    if not arguments:
+        raise ConfigError(["report needs at least one run: a folder, a name in runs/, or latest"])
+    runs = [find_run(argument) for argument in arguments]
+    from purejaxrl_scale.analysis import report
+
+    return report.main(runs)
+
+
+def _list(arguments: list[str]) -> int:
+    _no_arguments(arguments, "list")
+    from purejaxrl_scale import listing
+
+    listing.print_experiments_and_environments()
+    return DONE
+
+
+def _doctor(arguments: list[str]) -> int:
+    _no_arguments(arguments, "doctor")
+    from purejaxrl_scale import doctor
+
+    return DONE if doctor.examine() else FAILED
+
+
+Action = Callable[[list[str]], int]
+COMMANDS: dict[str, tuple[str, str, Action]] = {
+    "train": ("[EXPERIMENT] [--field value ...]", "Train an agent; without a name, the quickstart.", _train),
+    "resume": ("RUN", "Go on exactly where a run stopped.", _resume),
+    "evaluate": ("RUN", "Score a run's agent on a fixed protocol.", _evaluate),
+    "render": ("RUN", "Film a run's agent.", _render),
+    "report": ("RUN...", "Draw figures and a summary page of runs.", _report),
+    "bench": ("[EXPERIMENT] [--field value ...]", "Measure steps a second: environment, + policy, + learning.", _bench),
+    "list": ("", "List experiments and environments.", _list),
+    "doctor": ("", "Show versions, devices, and what is missing.", _doctor),
+}
+
+
+def _overview() -> str:
+    heads = {command: f"{command} {usage}" for command, (usage, _, _) in COMMANDS.items()}
+    width = max(map(len, heads.values()))
+    rows = [f"  {heads[command]:{width}}  {summary}" for command, (_, summary, _) in COMMANDS.items()]
+    return "\n".join(
+        [
+            f"usage: {PROGRAM} COMMAND ...",
+            "",
+            *rows,
+            "",
+            "EXPERIMENT is a name from `list` or a Python file of your own;",
+            "RUN is a folder, a name in runs/, or latest.",
+            f"`{PROGRAM} train EXPERIMENT --help` shows every field with its default in that experiment.",
+        ]
+    )
+
+
+def _chosen(arguments: list[str], command: str) -> tuple[Experiment, Config] | None:
+    """The experiment and the config that a command line asks for; None once it has been shown help instead.
+
+    Raises ConfigError with all faults of the names, the flags, or the resulting config.
+    """
+    is_named = bool(arguments) and not arguments[0].startswith("-")
+    flags = read_flags(arguments[1:] if is_named else arguments)
+    try:
+        experiment = find_experiment(arguments[0] if is_named else QUICKSTART)
+        default = experiment.with_preset(flags.preset)
+    except ConfigError as fault:
+        raise ConfigError(fault.problems + flags.faults) from None
+    if flags.help:
+        _show_fields(experiment, default, f"{PROGRAM} {command} {experiment.name if is_named else '[EXPERIMENT]'}")
+        return None
+    config, faults = override(default, flags.overrides)
+    faults = flags.faults + faults
+    # Combinations are judged only once every value is the user's own; each field alone can be judged at once.
+    faults += broken_field_rules(config) if faults else problems(config)
+    if faults:
+        raise ConfigError(faults)
+    return experiment, config
+
+
+def _show_fields(experiment: Experiment, default: Config, usage: str) -> None:
+    import tyro
+
+    presets = f"\n\nPresets (--preset NAME): {', '.join(experiment.presets)}" if experiment.presets else ""
+    description = f"Experiments: {', '.join(names())}, or a Python file of your own.\n\n"
+    description += f"{experiment.name}: {experiment.description}{presets}"
+    try:
+        tyro.cli(Config, default=default, args=["--help"], prog=usage, description=description)
+    except SystemExit:
+        return
+
+
+def _one_run(arguments: list[str], command: str) -> Path:
+    if len(arguments) != 1:
+        given = f"{len(arguments)} were given" if arguments else "none was given"
+        raise ConfigError([f"{command} needs one run, a folder, a name in runs/, or latest: {given}"])
+    return find_run(arguments[0])
+
+
+def _no_arguments(arguments: list[str], command: str) -> None:
+    if arguments:
+        raise ConfigError([f"{command} takes no arguments: {' '.join(arguments)!r} was given"])
+
+
+def find_run(text: str, folder: str = "runs") -> Path:
+    """The run of a path, of a name inside a folder, or the latest in it. Raises ConfigError, naming near ones."""
+    for candidate in (text, os.path.join(folder, text)):
+        if text and os.path.isfile(os.path.join(candidate, CONFIG_FILE)):
+            return Path(candidate)
+    known = [path.parent for path in Path(folder).glob(f"*/{CONFIG_FILE}")]
+    if text == "latest" and known:
+        return max(known, key=lambda run: (run / CONFIG_FILE).stat().st_mtime)
+    hint = did_you_mean(text, sorted(run.name for run in known)[-20:])
+    raise ConfigError([f"there is no run {text!r}, neither as a folder nor in {folder}/: {hint}"])
+
+
+def _print_header(experiment: Experiment, config: Config) -> None:
+    """What is about to run, in exact numbers, before anything is compiled."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for label, text in header(experiment, config):
+        table.add_row(label, text)
+    Console(highlight=False, markup=False).print(table)
+
+
+def header(experiment: Experiment, config: Config) -> list[tuple[str, str]]:
+    """The lines of the header block: label and text."""
+    environment, algorithm, devices = config.environment, config.algorithm, config.devices
+    steps = f"{config.actual_steps:,}"
+    if config.actual_steps != config.total_steps:
+        steps += f" (asked: {config.total_steps:,}; rounded up to whole outer steps)"
+    optimiser_steps = algorithm.epochs * config.num_minibatches
+    population = f"{config.seed}" if config.seeds == 1 else f"{config.seed} to {config.seed + config.seeds - 1}"
+    return [
+        ("experiment", f"{experiment.name}: {experiment.summary}"),
+        ("environment", environment.name + (f" ({', '.join(environment.levels)})" if environment.levels else "")),
+        ("seed", population),
+        ("steps", steps),
+        (
+            "outer steps",
+            f"{config.num_outer_steps:,} of {environment.num_envs:,} environments x {algorithm.rollout_length:,} steps "
+            f"= {config.batch_size:,} samples",
+        ),
+        (
+            "inner loop",
+            f"{algorithm.epochs} epochs x {config.num_minibatches:,} minibatches of {algorithm.minibatch_size:,} "
+            f"= {optimiser_steps:,} optimiser steps, {optimiser_steps * config.num_outer_steps:,} in all",
+        ),
+        ("devices", f"{devices.count or 'all there are'}, {devices.logical_shards} logical shards"),
+    ]
+
+
+def _refuse(faults: list[str]) -> int:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    count = "1 problem" if len(faults) == 1 else f"{len(faults)} problems"
+    console.print(Text(f"{PROGRAM}: refused, nothing was started ({count})", style="bold red"))
+    for fault in faults:
+        console.print(Text(f"  - {fault}"))
+    return REFUSED

@@ -1,0 +1,240 @@
+"""The actor-critic: torso, optional GRU, heads; what rollouts, losses and evaluation call."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from purejaxrl_scale.config import NetworkConfig
+from purejaxrl_scale.environments.interface import ActionSpace, Box, Discrete, MultiDiscrete, PyTree
+from purejaxrl_scale.networks.convolutional import ImpalaCNN, MinAtarCNN
+from purejaxrl_scale.networks.distributions import Categorical, Distribution, Gaussian, MultiCategorical, TanhGaussian
+from purejaxrl_scale.networks.entity_transformer import ENTITY_FIELDS, MASK_KINDS, EntityTransformer
+from purejaxrl_scale.networks.mlp import MLP, MLPTorso, dense
+from purejaxrl_scale.networks.recurrent import GRU
+
+Memory = tuple[jax.Array, ...]
+
+
+class ActionHead(NamedTuple):
+    """Which distribution the policy's outputs parameterise."""
+
+    kind: Literal["categorical", "multi_categorical", "gaussian", "tanh_gaussian"]
+    sizes: tuple[int, ...]  # choices of each component, or (dimensions,) of a continuous action
+
+    def distribution(self, outputs: jax.Array, log_std: jax.Array | None) -> Distribution:
+        """From outputs f32[batch, sum(sizes)] and, for continuous actions, log_std f32[dimensions]."""
+        if self.kind == "categorical":
+            return Categorical(outputs)
+        if self.kind == "multi_categorical":
+            return MultiCategorical(outputs, self.sizes)
+        spread = jnp.broadcast_to(log_std.reshape(*[1] * (outputs.ndim - 1), -1), outputs.shape)
+        return Gaussian(outputs, spread) if self.kind == "gaussian" else TanhGaussian(outputs, spread)
+
+
+@dataclass(frozen=True)
+class ActorCritic:
+    """Policy and value of one configuration; static and hashable, the parameters stand apart.
+
+    The memory is a tuple of f32[batch, hidden_size], one for each torso: () when feed-forward, one array when actor
+    and critic share a torso, (actor's, critic's) otherwise. Parameters are float32; logits, means and values are
+    float32 whatever `compute_dtype` is. Observations come normalised.
+    """
+
+    config: NetworkConfig
+    head: ActionHead
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether there is a memory to carry."""
+        return self.config.recurrent
+
+    def init(self, key: jax.Array, observation: PyTree) -> PyTree:
+        """Parameters from a typed key and ONE observation, without a batch axis."""
+        sequence = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None, None], observation)
+        first = jnp.ones((1, 1), bool)
+        return self._network.init(key, self.initial_memory(1), sequence, first)["params"]
+
+    def initial_memory(self, batch: int) -> Memory:
+        """Zeros."""
+        if not self.recurrent:
+            return ()
+        zeros = jnp.zeros((batch, self.config.hidden_size), jnp.float32)
+        return (zeros,) if self.config.shared else (zeros, zeros)
+
+    def step(
+        self, params: PyTree, memory: Memory, observation: PyTree, first: jax.Array
+    ) -> tuple[Memory, Distribution, jax.Array]:
+        """One step of N rows: observation [N, ...], first bool[N] -> (memory, distribution over [N], value f32[N]).
+
+        `first` marks rows whose observation is the first of an episode: their memory is emptied before it is read.
+        Feed-forward networks ignore memory and first.
+        """
+        sequence = jax.tree.map(lambda leaf: leaf[None], observation)
+        memory, distribution, value = self._network.apply({"params": params}, memory, sequence, first[None])
+        return memory, jax.tree.map(lambda leaf: leaf[0], distribution), value[0]
+
+    def unroll(
+        self, params: PyTree, memory: Memory, observation: PyTree, first: jax.Array
+    ) -> tuple[Distribution, jax.Array]:
+        """All steps of B segments: memory [B, hidden_size] before the first step, observation [T, B, ...],
+        first bool[T, B] -> (distribution over [T, B], value f32[T, B]). The same numbers as T calls of `step`.
+        """
+        _, distribution, value = self._network.apply({"params": params}, memory, observation, first)
+        return distribution, value
+
+    @property
+    def _network(self) -> _Network:
+        return _Network(self.config, self.head)
+
+
+class _Network(nn.Module):
+    config: NetworkConfig
+    head: ActionHead
+
+    @nn.compact
+    def __call__(
+        self, memory: Memory, observation: PyTree, first: jax.Array
+    ) -> tuple[Memory, Distribution, jax.Array]:  # over [T, B]
+        if self.config.shared:
+            memory, features = self._features("torso", memory, observation, first)
+            actor = critic = features
+        else:
+            actor_memory, actor = self._features("actor_torso", memory[:1], observation, first)
+            critic_memory, critic = self._features("critic_torso", memory[1:], observation, first)
+            memory = actor_memory + critic_memory
+        outputs = self._head("actor", actor, sum(self.head.sizes), 0.01)
+        value = self._head("critic", critic, 1, 1.0)[..., 0]
+        log_std = None
+        if self.head.kind in ("gaussian", "tanh_gaussian"):
+            first_log_std = nn.initializers.constant(self.config.initial_log_std)
+            log_std = self.param("log_std", first_log_std, self.head.sizes, jnp.float32)
+        return memory, self.head.distribution(outputs, log_std), value
+
+    def _features(
+        self, name: str, memory: Memory, observation: PyTree, first: jax.Array
+    ) -> tuple[Memory, jax.Array]:  # features [T, B, d]
+        # Torsos have one batch axis: time and batch are one to everything but the GRU.
+        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observation)
+        features = _torso(self.config, name)(flat)
+        features = features.reshape(*first.shape, features.shape[-1])
+        if not self.config.recurrent:
+            return (), features
+        gru = GRU(self.config.hidden_size, self.config.compute_dtype, name=f"{name}_gru")
+        memory_after, features = gru(memory[0], features, first)
+        return (memory_after,), features
+
+    def _head(self, name: str, features: jax.Array, outputs: int, scale: float) -> jax.Array:
+        if self.config.name != "mlp":
+            mlp = MLP(self.config.widths, self.config.activation, self.config.compute_dtype, name=f"{name}_hidden")
+            features = mlp(features)
+        # The last layer is small, and rounding its outputs would move the probability ratio.
+        return dense(outputs, scale, "float32", name=name)(features.astype(jnp.float32))
+
+
+def _torso(config: NetworkConfig, name: str) -> nn.Module:
+    if config.name == "mlp":
+        return MLPTorso(config.widths, config.activation, config.compute_dtype, name=name)
+    if config.name == "minatar_cnn":
+        return MinAtarCNN(config.compute_dtype, name=name)
+    if config.name == "impala_cnn":
+        return ImpalaCNN(dtype=config.compute_dtype, name=name)
+    return EntityTransformer(
+        config.transformer_layers,
+        config.transformer_width,
+        config.transformer_heads,
+        config.activation,
+        dtype=config.compute_dtype,
+        name=name,
+    )
+
+
+def make_actor_critic(config: NetworkConfig, observation_space: PyTree, action_space: ActionSpace) -> ActorCritic:
+    """The actor-critic for an environment's spaces.
+
+    Raises ValueError where torso and observation, or policy and action space, do not fit.
+    """
+    _check_torso(config, observation_space)
+    return ActorCritic(config, _action_head(config, action_space))
+
+
+def _action_head(config: NetworkConfig, action_space: ActionSpace) -> ActionHead:
+    if isinstance(action_space, Box):
+        kind = "gaussian" if config.policy == "default" else config.policy
+        bounded = bool(np.isfinite(action_space.low).all() and np.isfinite(action_space.high).all())
+        if kind == "tanh_gaussian" and not bounded:
+            raise ValueError(
+                "network.policy tanh_gaussian maps actions to finite bounds, and this action space has none; "
+                "use gaussian"
+            )
+        return ActionHead(kind, (math.prod(action_space.shape),))
+    if config.policy != "default":
+        raise ValueError(
+            f"network.policy {config.policy} is for continuous actions, and this environment's are discrete; "
+            "use default"
+        )
+    if isinstance(action_space, Discrete):
+        return ActionHead("categorical", (action_space.n,))
+    if isinstance(action_space, MultiDiscrete):
+        return ActionHead("multi_categorical", tuple(action_space.sizes))
+    raise ValueError(f"no policy for the action space {action_space}; known are Box, Discrete and MultiDiscrete")
+
+
+def _check_torso(config: NetworkConfig, observation_space: PyTree) -> None:
+    is_box = isinstance(observation_space, Box)
+    if not is_box and not isinstance(observation_space, dict):
+        raise ValueError(f"no network reads the observation space {observation_space}; known are Box and dicts of Boxes")
+    ranks = [len(box.shape) for box in ([observation_space] if is_box else observation_space.values())]
+    entities = not is_box and "attention_mask" in observation_space
+    if config.name == "mlp" and entities:
+        raise ValueError(
+            "network.name mlp has no use for the order-free entity observation; "
+            "use environment.observation flat, or network.name entity_transformer"
+        )
+    if config.name in ("minatar_cnn", "impala_cnn") and (entities or ranks.count(3) != 1):
+        raise ValueError(
+            f"network.name {config.name} needs one image [height, width, channels] in the observation, "
+            f"and this environment's has {_describe(observation_space)}; use {'entity_transformer' if entities else 'mlp'}"
+        )
+    if config.name == "minatar_cnn":
+        _check_board(observation_space)
+    if config.name == "entity_transformer":
+        _check_entities(config, observation_space)
+
+
+def _check_board(observation_space: Box | dict[str, Box]) -> None:
+    boxes = [observation_space] if isinstance(observation_space, Box) else observation_space.values()
+    height, width, _ = next(box.shape for box in boxes if len(box.shape) == 3)
+    if min(height, width) < 3:
+        raise ValueError(
+            f"network.name minatar_cnn has a 3x3 convolution, and the image is {height}x{width}; use mlp"
+        )
+
+
+def _check_entities(config: NetworkConfig, observation_space: Box | dict[str, Box]) -> None:
+    missing = [name for name in ENTITY_FIELDS if isinstance(observation_space, Box) or name not in observation_space]
+    if missing:
+        raise ValueError(
+            f"network.name entity_transformer needs Kinetix's entity observation, and {', '.join(missing)} "
+            "are not in this one; use environment.observation entity in kinetix, or network.name mlp"
+        )
+    legal = [heads for heads in range(MASK_KINDS, EntityTransformer.qkv_features + 1, MASK_KINDS)
+             if EntityTransformer.qkv_features % heads == 0]
+    if config.transformer_heads not in legal:
+        nearest = min(legal, key=lambda heads: abs(heads - config.transformer_heads))
+        raise ValueError(
+            f"network.transformer_heads is {config.transformer_heads}: the heads are shared out over {MASK_KINDS} kinds "
+            f"of mask and share {EntityTransformer.qkv_features} features; use {nearest}"
+        )
+
+
+def _describe(observation_space: Box | dict[str, Box]) -> str:
+    if isinstance(observation_space, Box):
+        return f"shape {observation_space.shape}"
+    return ", ".join(f"{name} {box.shape}" for name, box in observation_space.items())

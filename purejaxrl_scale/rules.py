@@ -1,0 +1,270 @@
+"""What a config must satisfy, checked without JAX: every broken rule at once, with its numbers and legal neighbours.
+
+`purejaxrl_scale.config.problems` is the public door. The arithmetic of batches stands in `batch_rules`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
+
+from purejaxrl_scale.batch_rules import broken_batch_rules, neighbours
+from purejaxrl_scale.config import Config
+from purejaxrl_scale.config_io import get
+from purejaxrl_scale.environments import catalogue, kinetix_catalogue
+
+_SEEDS = 2**32  # without 64-bit mode JAX cuts a seed to 32 bits, so larger ones would repeat smaller ones
+
+
+class Range(NamedTuple):
+    """Legal values of a number; an open end is excluded."""
+
+    low: float | None = None
+    high: float | None = None
+    low_open: bool = False
+    high_open: bool = False
+
+    def fault(self, name: str, value: float) -> str | None:
+        """The sentence that refuses a value, or None."""
+        if self.low is not None and (value < self.low or (self.low_open and value == self.low)):
+            if self.low_open:
+                return f"{name} must be greater than {self.low:g}: it is {value:,}"
+            return f"{name} must be at least {self.low:g}: it is {value:,}; the nearest legal value is {self.low:g}"
+        if self.high is not None and (value > self.high or (self.high_open and value == self.high)):
+            if self.high_open:
+                return f"{name} must be less than {self.high:g}: it is {value:,}"
+            return f"{name} must be at most {self.high:g}: it is {value:,}; the nearest legal value is {self.high:g}"
+        return None
+
+
+TRANSFORMER_HEADS = (4, 8, 16)
+
+_COUNT = Range(low=1)
+_NOT_NEGATIVE = Range(low=0)
+_POSITIVE = Range(low=0, low_open=True)
+_SHARE = Range(low=0, high=1)
+
+RANGES: dict[str, Range] = {
+    "seed": _NOT_NEGATIVE,
+    "seeds": _COUNT,
+    "total_steps": _COUNT,
+    "environment.num_envs": _COUNT,
+    "environment.dense_reward_scale": _NOT_NEGATIVE,
+    "environment.num_tasks": _NOT_NEGATIVE,
+    "environment.episode_length": _COUNT,
+    "environment.action_repeat": _COUNT,
+    "environment.pool_size": _COUNT,
+    "environment.reward_scale": _POSITIVE,
+    "environment.reward_clip": _POSITIVE,
+    "environment.max_nan_fraction": _SHARE,
+    "network.hidden_size": _COUNT,
+    "network.segment_length": _NOT_NEGATIVE,
+    "network.transformer_layers": _COUNT,
+    "network.transformer_width": _COUNT,
+    "network.transformer_heads": _COUNT,
+    "algorithm.rollout_length": _COUNT,
+    "algorithm.minibatch_size": _COUNT,
+    "algorithm.epochs": _COUNT,
+    "algorithm.learning_rate": _POSITIVE,
+    "algorithm.warmup_fraction": Range(low=0, high=1, high_open=True),
+    "algorithm.adam_epsilon": _POSITIVE,
+    "algorithm.clip": _NOT_NEGATIVE,
+    "algorithm.discount": _SHARE,
+    "algorithm.trace_decay": _SHARE,
+    "algorithm.entropy_coefficient": _NOT_NEGATIVE,
+    "algorithm.value_coefficient": _NOT_NEGATIVE,
+    "algorithm.max_gradient_norm": _POSITIVE,
+    "evaluation.every_steps": _NOT_NEGATIVE,
+    "evaluation.num_envs": _COUNT,
+    "evaluation.episodes": _COUNT,
+    "evaluation.max_steps": _NOT_NEGATIVE,
+    "checkpoint.every_seconds": _POSITIVE,
+    "checkpoint.keep": _COUNT,
+    "devices.count": _NOT_NEGATIVE,
+    "devices.logical_shards": _COUNT,
+    "run.chunk_seconds": _POSITIVE,
+    "run.log_every": _COUNT,
+}
+
+
+def broken_rules(config: Config) -> list[str]:
+    """One sentence for each rule that a config breaks; empty for a legal config."""
+    return [
+        *broken_field_rules(config),
+        *_unused_options(config),
+        *_misfits(config),
+        *broken_batch_rules(config),
+    ]
+
+
+def broken_field_rules(config: Config) -> list[str]:
+    """The broken rules that concern one field alone: its range, or the name that it holds."""
+    return [*_out_of_range(config), *_unknown_names(config)]
+
+
+def _out_of_range(config: Config) -> Iterator[str]:
+    for name, legal in RANGES.items():
+        fault = legal.fault(name, get(config, name))
+        if fault:
+            yield fault
+    if any(width < 1 for width in config.network.widths):
+        yield f"network.widths must be at least 1 each: they are {config.network.widths}; the nearest legal value is 1"
+    last_seed = config.seed + config.seeds - 1
+    if last_seed >= _SEEDS:
+        yield (
+            f"seeds must stay below 2^32: seed {config.seed:,} and {config.seeds:,} seeds reach {last_seed:,}; "
+            f"the largest legal seed is {max(0, _SEEDS - config.seeds):,}"
+        )
+    if not config.run.folder:
+        yield "run.folder must name a folder: it is empty; the default is runs"
+    if "/" in config.run.name or config.run.name in {".", ".."}:
+        yield f"run.name is one folder's name inside run.folder: {config.run.name!r} is a path"
+
+
+def _unknown_names(config: Config) -> Iterator[str]:
+    environment = config.environment
+    fault = catalogue.name_problem(environment.name)
+    if fault:
+        yield fault
+    elif _suite(config) == "kinetix":
+        size = environment.name.partition("/")[2]
+        for level in environment.levels:
+            fault = kinetix_catalogue.level_problem(level, size)
+            if fault:
+                yield fault
+    elif _suite(config) == "brax":
+        fault = catalogue.backend_problem(environment.name, environment.backend)
+        if fault:
+            yield fault
+
+
+def _suite(config: Config) -> str:
+    return config.environment.name.partition("/")[0]
+
+
+def _in_suite(suite: str) -> Callable[[Config], bool]:
+    return lambda config: _suite(config) == suite
+
+
+def _is_continuous(config: Config) -> bool:
+    entry = catalogue.entry(config.environment.name)
+    return config.environment.action == "continuous" if entry is None else entry.action == "continuous"
+
+
+def _observation_kind(config: Config) -> Literal["entity", "flat", "pixels"]:
+    entry = catalogue.entry(config.environment.name)
+    if entry is not None:
+        return "pixels" if entry.observation == "image" else "flat"
+    chosen = config.environment.observation
+    return "entity" if chosen == "default" else chosen
+
+
+# Options that only mean something beside another choice. Set to something else than the default they would be
+# ignored without a word, so they are refused where that choice was not made.
+_NEEDS: dict[str, tuple[Callable[[Config], bool], str]] = {
+    **dict.fromkeys(
+        [
+            "environment.levels",
+            "environment.observation",
+            "environment.action",
+            "environment.dense_reward_scale",
+            "environment.level_filter",
+            "environment.num_tasks",
+        ],
+        (_in_suite("kinetix"), "a kinetix environment"),
+    ),
+    **dict.fromkeys(
+        ["environment.backend", "environment.episode_length", "environment.action_repeat"],
+        (_in_suite("brax"), "a brax environment"),
+    ),
+    "environment.pool_size": (lambda config: config.environment.autoreset == "pool", "environment.autoreset pool"),
+    "environment.reward_clip": (
+        lambda config: config.environment.reward_normalisation,
+        "environment.reward_normalisation",
+    ),
+    "network.hidden_size": (lambda config: config.network.recurrent, "network.recurrent"),
+    "network.segment_length": (lambda config: config.network.recurrent, "network.recurrent"),
+    **dict.fromkeys(
+        ["network.transformer_layers", "network.transformer_width", "network.transformer_heads"],
+        (lambda config: config.network.name == "entity_transformer", "network.name entity_transformer"),
+    ),
+    **dict.fromkeys(["network.policy", "network.initial_log_std"], (_is_continuous, "continuous actions")),
+    "algorithm.warmup_fraction": (
+        lambda config: config.algorithm.schedule == "warmup_cosine",
+        "algorithm.schedule warmup_cosine",
+    ),
+}
+
+
+def _unused_options(config: Config) -> Iterator[str]:
+    known_environment = catalogue.name_problem(config.environment.name) is None
+    default = Config()
+    for name, (is_met, need) in _NEEDS.items():
+        asks_environment = name.startswith("environment.") or is_met is _is_continuous
+        if (known_environment or not asks_environment) and get(config, name) != get(default, name):
+            if not is_met(config):
+                yield (
+                    f"{name} needs {need}, and would be ignored with {_circumstance(config, name)}: it is "
+                    f"{get(config, name)!r}; leave it at its default {get(default, name)!r}"
+                )
+
+
+def _circumstance(config: Config, name: str) -> str:
+    if name == "algorithm.warmup_fraction":
+        return f"algorithm.schedule {config.algorithm.schedule}"
+    if name.startswith("network.transformer"):
+        return f"network.name {config.network.name}"
+    if name in {"network.hidden_size", "network.segment_length"}:
+        return "a feed-forward network"
+    if name == "environment.pool_size":
+        return f"environment.autoreset {config.environment.autoreset}"
+    if name == "environment.reward_clip":
+        return "rewards that are not normalised"
+    return config.environment.name
+
+
+def _misfits(config: Config) -> Iterator[str]:
+    environment, network = config.environment, config.network
+    if network.name == "entity_transformer" and network.transformer_heads not in TRANSFORMER_HEADS:
+        nearest = neighbours(network.transformer_heads, TRANSFORMER_HEADS)
+        yield (
+            f"network.transformer_heads must be one of {TRANSFORMER_HEADS}, for four kinds of mask to share 16 features: "
+            f"it is {network.transformer_heads}; the nearest are {' or '.join(nearest)}"
+        )
+    if environment.levels and environment.num_tasks:
+        yield (
+            f"environment.levels and environment.num_tasks exclude each other: there are {len(environment.levels)} "
+            f"named levels and {environment.num_tasks} random tasks; set num_tasks to 0 or leave levels empty"
+        )
+    if catalogue.name_problem(environment.name) is not None:
+        return
+    kind = _observation_kind(config)
+    if network.name == "entity_transformer" and kind != "entity":
+        yield (
+            f"network.name entity_transformer needs the entity observation of a kinetix environment: "
+            f"{environment.name} gives {_described(kind)}; use {_fitting_network(kind)}"
+        )
+    if network.name == "mlp" and kind == "entity":
+        yield (
+            f"network.name mlp needs a vector: {environment.name} gives entities; "
+            "set environment.observation flat, or network.name entity_transformer"
+        )
+    if network.name in {"minatar_cnn", "impala_cnn"} and kind != "pixels":
+        other = ", or environment.observation pixels" if _suite(config) == "kinetix" else ""
+        yield (
+            f"network.name {network.name} needs an image: {environment.name} gives {_described(kind)}; "
+            f"use {_fitting_network(kind)}{other}"
+        )
+    if environment.observation_normalisation and kind != "flat":
+        yield (
+            f"environment.observation_normalisation needs a vector: {environment.name} gives {_described(kind)}, "
+            "whose values are bounded already; leave it off"
+        )
+
+
+def _described(kind: str) -> str:
+    return {"entity": "entities", "flat": "a vector", "pixels": "an image"}[kind]
+
+
+def _fitting_network(kind: str) -> str:
+    return {"entity": "entity_transformer", "flat": "mlp", "pixels": "minatar_cnn, impala_cnn or mlp"}[kind]

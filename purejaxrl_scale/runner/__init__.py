@@ -1,0 +1,1 @@
+"""The run around the jitted chunk: records, display, signals, checkpoints, evaluation, film."""

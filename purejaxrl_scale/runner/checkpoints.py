@@ -1,0 +1,147 @@
+"""Saving and restoring the whole training state, bit for bit, with Orbax.
+
+A state is stored as a flat mapping from the path of each leaf to a host array, so that nothing in it depends on how
+many devices saved it. Typed keys are stored as their key data and wrapped again. Each member of a population has its
+own complete checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+from purejaxrl_scale.runner.folders import RunError
+
+FOLDER = "checkpoints"
+_STATE, _META = "state", "meta"
+PyTree = Any
+
+
+class Restored(NamedTuple):
+    """A checkpoint as it lies on the disk."""
+
+    leaves: dict[str, np.ndarray]
+    meta: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one run. Saving goes on in the background; `wait` ends when all is on the disk."""
+
+    def __init__(self, run: Path, keep: int):
+        logging.getLogger("absl").setLevel(logging.ERROR)
+        self._manager = ocp.CheckpointManager(
+            (run / FOLDER).absolute(),
+            options=ocp.CheckpointManagerOptions(max_to_keep=max(1, keep), enable_async_checkpointing=True),
+        )
+
+    def save(self, outer_step: int, leaves: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
+        """Save host arrays that nobody changes any more, and a JSON mapping. A second save of a step does nothing."""
+        if outer_step in self._manager.all_steps():
+            return
+        self._manager.save(
+            outer_step,
+            args=ocp.args.Composite(
+                **{
+                    _STATE: ocp.args.StandardSave(leaves),
+                    _META: ocp.args.JsonSave(meta),
+                }
+            ),
+        )
+
+    def wait(self) -> None:
+        """Return when everything is on the disk. Raises what a save in the background raised."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+def steps(run: Path) -> list[int]:
+    """Outer steps of the complete checkpoints of a run, oldest first."""
+    folder = run / FOLDER
+    if not folder.is_dir():
+        return []
+    # A save is renamed into place once it is complete; the name of a half-written one is not a number.
+    complete = (one for one in folder.iterdir() if one.name.isdigit() and (one / _META).is_dir())
+    return sorted(int(one.name) for one in complete if (one / _STATE).is_dir())
+
+
+def restore(run: Path, outer_step: int) -> Restored:
+    """Read one checkpoint. Raises RunError where it cannot be read."""
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    folder = run / FOLDER
+    try:
+        with ocp.CheckpointManager(folder.absolute(), options=ocp.CheckpointManagerOptions(read_only=True)) as manager:
+            found = manager.restore(
+                outer_step,
+                args=ocp.args.Composite(
+                    **{
+                        _STATE: ocp.args.StandardRestore(),
+                        _META: ocp.args.JsonRestore(),
+                    }
+                ),
+            )
+    except Exception as fault:
+        raise RunError(
+            f"checkpoint {folder / str(outer_step)} cannot be read ({type(fault).__name__}: {_first_line(fault)}); "
+            "remove it to go on from an older one"
+        ) from fault
+    return Restored(dict(found[_STATE]), dict(found[_META]))
+
+
+def _first_line(fault: BaseException) -> str:
+    return (str(fault).splitlines() or [""])[0][:200]
+
+
+def to_host(state: PyTree) -> dict[str, np.ndarray]:
+    """Leaves of a state by path, copied to the host."""
+    leaves = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        if np.prod(leaf.shape, dtype=int):  # Orbax refuses empty arrays, and there is nothing in them to save
+            # A copy: on a CPU the array is a view of a buffer that the next chunk overwrites.
+            leaves[_name(path)] = np.array(_key_data(leaf))
+    return leaves
+
+
+def from_host(template: PyTree, leaves: dict[str, np.ndarray]) -> PyTree:
+    """The state of `template`'s structure, types and shardings with the values of `leaves`.
+
+    Raises RunError where a checkpoint has other leaves or shapes: it was written by another config or version.
+    """
+    expected, structure = jax.tree_util.tree_flatten_with_path(template)
+    names = {_name(path) for path, leaf in expected if np.prod(leaf.shape, dtype=int)}
+    unmatched = names.symmetric_difference(leaves)
+    if unmatched:
+        raise RunError(f"the checkpoint does not fit this config: {min(unmatched)} is in only one of them")
+    return structure.unflatten(
+        [_value(_name(path), leaf, leaves) if _name(path) in names else leaf for path, leaf in expected]
+    )
+
+
+def _value(name: str, leaf: jax.Array, leaves: dict[str, np.ndarray]) -> jax.Array:
+    array = leaves[name]
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    data = jax.eval_shape(jax.random.key_data, leaf) if is_key else leaf
+    if array.shape != data.shape or array.dtype != data.dtype:
+        raise RunError(
+            f"the checkpoint does not fit this config: {name} is {array.dtype}{list(array.shape)} there and "
+            f"{data.dtype}{list(data.shape)} here"
+        )
+    value = jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf)) if is_key else array
+    return jax.device_put(value, getattr(leaf, "sharding", None))
+
+
+def _key_data(leaf):
+    return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+
+
+def _name(path) -> str:
+    return "/".join(
+        str(getattr(part, "name", getattr(part, "key", getattr(part, "idx", part)))).replace("/", "_") for part in path
+    )

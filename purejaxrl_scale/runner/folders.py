@@ -1,0 +1,141 @@
+"""Folders of runs: one for each member of a population, never shared by two runs, and what stands in them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+
+from purejaxrl_scale import config_io
+from purejaxrl_scale.config import Config
+
+CONFIG_FILE = "config.yaml"
+ENVIRONMENT_FILE = "environment.json"
+POPULATION_FILE = "population.json"
+_PACKAGES = (
+    "purejaxrl-scale",
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "distrax",
+    "orbax-checkpoint",
+    "numpy",
+    "wandb",
+)
+_SUITES = ("gymnax", "brax", "kinetix-env", "jax2d")
+
+
+class RunError(Exception):
+    """A run that cannot be started, resumed or read; its text is meant for the user."""
+
+
+def member_config(config: Config, member: int) -> Config:
+    """The config that trains member `member` of a population on its own."""
+    return dataclasses.replace(config, seed=config.seed + member, seeds=1)
+
+
+def create(config: Config, name: str) -> list[Path]:
+    """New folders `folder/NAME-SEED-TIME`, one a member, with config.yaml in each. Raises RunError."""
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("_.") or "run"
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    try:
+        folders = [
+            _create_one(Path(config.run.folder), f"{safe}-{config.seed + i}-{stamp}") for i in range(config.seeds)
+        ]
+        for member, folder in enumerate(folders):
+            config_io.save(member_config(config, member), folder / CONFIG_FILE)
+            if config.seeds > 1:
+                members = [str(other.name) for other in folders]
+                (folder / POPULATION_FILE).write_text(json.dumps({"members": members, "index": member}, indent=2))
+    except OSError as fault:
+        raise RunError(
+            f"run.folder {config.run.folder} cannot be written: {fault.strerror}. Name another with --run.folder."
+        ) from fault
+    return folders
+
+
+def _create_one(parent: Path, name: str) -> Path:
+    parent.mkdir(parents=True, exist_ok=True)
+    attempt = 1
+    while True:
+        folder = parent / (name if attempt == 1 else f"{name}-{attempt}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            attempt += 1
+            continue
+        return folder
+
+
+def members_of(run: Path) -> list[Path]:
+    """The folders of the population that `run` belongs to, in order; [run] if it trained alone. Raises RunError."""
+    if not (run / CONFIG_FILE).is_file():
+        raise RunError(f"{run} is no run: it has no {CONFIG_FILE}")
+    if not (run / POPULATION_FILE).is_file():
+        return [run]
+    members = [run.parent / name for name in json.loads((run / POPULATION_FILE).read_text())["members"]]
+    for member in members:
+        if not (member / CONFIG_FILE).is_file():
+            raise RunError(f"{run} was trained in a population, and its member {member} is missing")
+    return members
+
+
+def population_config(folders: list[Path]) -> Config:
+    """The config that trains these members together."""
+    return dataclasses.replace(config_io.load(folders[0] / CONFIG_FILE), seeds=len(folders))
+
+
+def write_environment(folders: list[Path], devices: list[dict], precision: str) -> None:
+    """environment.json: versions, devices, flags and the git commit, if there is one."""
+    versions = {}
+    for package in _PACKAGES + _SUITES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    content = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "versions": versions,
+        "devices": devices,
+        "matmul_precision": precision,
+        "flags": {name: value for name, value in sorted(os.environ.items()) if name.startswith(("XLA_", "JAX_"))},
+        "git_commit": _git_commit(),
+        "command": sys.argv,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+    for folder in folders:
+        (folder / ENVIRONMENT_FILE).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _git_commit() -> str | None:
+    try:
+        answer = subprocess.run(
+            [
+                "git",
+                "-C",
+                str(Path(__file__).parent),
+                "describe",
+                "--always",
+                "--dirty",
+                "--abbrev=40",
+                "--exclude=*",
+            ],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None if answer.returncode == 0 else None

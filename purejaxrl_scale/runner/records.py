@@ -1,0 +1,237 @@
+"""The record of a run: what each metric is, and how raw metrics of the chunk become lines of `metrics.jsonl`.
+
+The record is the truth and only grows. A line is one JSON object. A number that is not finite is written as null,
+since JSON has no other word for it; a metric of which there was no sample, such as the mean return of an interval in
+which no episode ended, is absent from its line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+METRICS_FILE = "metrics.jsonl"
+EVALUATIONS_FILE = "evaluations.jsonl"
+Number = int | float
+Line = dict[str, Number | str | None]
+
+
+class Metric(NamedTuple):
+    """What stands under one name in the record."""
+
+    definition: str
+    estimator: str
+    unit: str
+    over_interval: Literal["last", "mean", "sum", "ratio"] = "mean"  # how outer steps of a log interval are joined
+
+
+METRICS: dict[str, Metric] = {
+    "steps": Metric(
+        "environment steps so far, over all environments",
+        "exact 64-bit count",
+        "steps",
+        "last",
+    ),
+    "outer_step": Metric(
+        "outer steps so far: collect, then improve",
+        "exact count",
+        "outer steps",
+        "last",
+    ),
+    "time/wall_seconds": Metric("time spent in training chunks, compilation excluded", "clock", "s", "last"),
+    "time/steps_per_second": Metric("environment steps a second of the chunk", "clock", "steps/s", "last"),
+    "episode/return": Metric(
+        "sum of raw rewards of an episode",
+        "mean over the episodes that ended in the interval",
+        "reward",
+        "ratio",
+    ),
+    "episode/length": Metric("steps of an episode", "mean over the episodes that ended", "steps", "ratio"),
+    "episode/success": Metric(
+        "share of episodes that reached their goal",
+        "mean over the episodes that ended",
+        "fraction",
+        "ratio",
+    ),
+    "episode/count": Metric("episodes that ended in the interval", "exact count", "episodes", "sum"),
+    "environment/resets": Metric("environments that were reset", "exact count", "resets", "sum"),
+    "environment/nan_resets": Metric("resets because physics turned NaN", "exact count", "resets", "sum"),
+    "loss/policy": Metric("clipped surrogate, negated", "mean over samples and optimiser steps", "1"),
+    "loss/value": Metric(
+        "half the squared value error",
+        "mean over samples and optimiser steps",
+        "reward²",
+    ),
+    "loss/total": Metric(
+        "policy loss + value_coefficient x value loss - entropy_coefficient x entropy",
+        "mean over optimiser steps",
+        "1",
+    ),
+    "policy/entropy": Metric(
+        "entropy of the action distribution",
+        "exact; of a tanh-squashed Gaussian an estimate from one sample",
+        "nats",
+    ),
+    "policy/kl_k3": Metric(
+        "KL(behaviour || policy being trained)",
+        "k3 = r - 1 - log r, mean over samples and optimiser steps",
+        "nats",
+    ),
+    "policy/clip_fraction": Metric("share of ratios outside 1 ± clip", "mean over samples", "fraction"),
+    "value/explained_variance": Metric(
+        "1 - Var(return target - value) / Var(return target)",
+        "over the rollout, with the values it was made with",
+        "1",
+    ),
+    "optimiser/gradient_norm": Metric("global norm of the gradient before clipping", "mean over optimiser steps", "1"),
+    "optimiser/learning_rate": Metric("step size of Adam", "mean over optimiser steps", "1"),
+    "evaluation/MODE/mean": Metric(
+        "raw return of evaluation episodes; MODE is deterministic or stochastic",
+        "mean over a fixed quota of finished episodes",
+        "reward",
+        "last",
+    ),
+    "evaluation/MODE/std": Metric("spread of those returns", "standard deviation, divisor n", "reward", "last"),
+    "evaluation/MODE/median": Metric("middle of those returns", "median", "reward", "last"),
+    "evaluation/MODE/n": Metric("finished evaluation episodes", "exact count", "episodes", "last"),
+    "evaluation/MODE/unfinished": Metric(
+        "evaluation episodes given up at the step cap, or ended by NaN physics",
+        "exact count",
+        "episodes",
+        "last",
+    ),
+    "evaluation/MODE/length": Metric("steps of those episodes", "mean over finished episodes", "steps", "last"),
+    "evaluation/MODE/success": Metric("share that reached the goal", "mean over finished episodes", "fraction", "last"),
+}
+
+
+def metrics_table() -> str:
+    """METRICS as the markdown table that stands in the README."""
+    rows = ["| name | definition | estimator | unit |", "|---|---|---|---|"]
+    for name, metric in METRICS.items():
+        cells = (f"`{name}`", *(text.replace("|", "\\|") for text in metric[:3]))
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+class Recorder:
+    """Raw rows of outer steps in, lines of a log interval out.
+
+    A line is due every `log_every` outer steps, counted from the start of the run, so that neither the size of chunks
+    nor a resume moves it. `pending` holds the unfinished interval and belongs into a checkpoint.
+    """
+
+    def __init__(self, log_every: int, pending: Mapping[str, list[Number]] | None = None):
+        self._log_every = log_every
+        self.pending: dict[str, list[Number]] = {name: list(sums) for name, sums in (pending or {}).items()}
+
+    def add(self, row: Mapping[str, Number]) -> Line | None:
+        """Take in one outer step; the line, if it completes an interval."""
+        for name, value in row.items():
+            sums = self.pending.setdefault(name, [0, 0])
+            if _joined_by(name) == "last":
+                sums[0], sums[1] = value, 1
+            else:
+                sums[0] += value
+                sums[1] += 1
+        return self.flush() if int(row["outer_step"]) % self._log_every == 0 else None
+
+    def flush(self) -> Line | None:
+        """The line of the interval so far, which then starts anew; None if it is empty."""
+        if not self.pending:
+            return None
+        line = line_of(self.pending)
+        self.pending = {}
+        return line
+
+
+def _joined_by(name: str) -> str:
+    if name in METRICS:
+        return METRICS[name].over_interval
+    return "sum" if name.endswith("_sum") else "mean"
+
+
+def line_of(sums: Mapping[str, list[Number]]) -> Line:
+    """One line from sums and counts of each raw metric; `NAME_sum` becomes NAME, divided by its group's count."""
+    line: Line = {}
+    for name, (total, count) in sums.items():
+        if name.endswith("_sum"):
+            members = sums.get(f"{name.rsplit('/', 1)[0]}/count", [0, 0])[0]
+            if members:
+                line[name.removesuffix("_sum")] = _finite(total / members)
+        elif _joined_by(name) == "mean":
+            line[name] = _finite(total / count)
+        else:
+            line[name] = _finite(total)
+    return line
+
+
+def _finite(value: Number) -> Number | None:
+    return value if math.isfinite(value) else None
+
+
+def raw_rows(metrics: Mapping[str, np.ndarray], outer_steps: int, member: int | None = None) -> Iterator[dict]:
+    """Rows of Python numbers from a chunk's metrics [K] or, for a member of a population, [seeds, K].
+
+    The uint32 pair steps_high, steps_low becomes the exact `steps`. Rows beyond `outer_steps` are left out.
+    """
+    columns = {}
+    for name, values in metrics.items():
+        values = np.asarray(values)
+        columns[name] = (values if member is None else values[member])[:outer_steps].tolist()
+    high, low = columns.pop("steps_high"), columns.pop("steps_low")
+    for row in range(outer_steps):
+        yield {
+            "steps": (int(high[row]) << 32) + int(low[row]),
+            **{name: column[row] for name, column in columns.items()},
+        }
+
+
+def append(path: Path, lines: Iterable[Mapping]) -> None:
+    """Add lines to a record and hand them to the operating system. Raises OSError where that fails."""
+    text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+    if text:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(text)
+
+
+def read(path: Path) -> list[Line]:
+    """All complete lines of a record; a torn last one, left by a killed process, is skipped. [] without a file."""
+    return [line for line, _ in _lines_with_ends(path)]
+
+
+def cut_back(path: Path, outer_step: int) -> int:
+    """Remove what was recorded after `outer_step`, and a torn last line; the number of bytes removed."""
+    if not path.exists():
+        return 0
+    keep = 0
+    for line, end in _lines_with_ends(path):
+        if int(line["outer_step"] or 0) > outer_step:
+            break
+        keep = end
+    removed = path.stat().st_size - keep
+    if removed:
+        os.truncate(path, keep)
+    return removed
+
+
+def _lines_with_ends(path: Path) -> Iterator[tuple[Line, int]]:
+    if not path.exists():
+        return
+    end = 0
+    with open(path, "rb") as file:
+        for raw in file:
+            end += len(raw)
+            try:
+                line = json.loads(raw)
+            except ValueError:
+                return
+            if not raw.endswith(b"\n"):
+                return
+            yield line, end

@@ -1,0 +1,70 @@
+"""Work in a worker thread, signals in the main thread.
+
+A Python handler runs only between two bytecodes of the main thread, so it would wait for a compilation of minutes, or
+for a training chunk, if the main thread were in it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_REFUSED = 2
+EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Control:
+    """What the worker and the main thread tell each other."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()  # finish the chunk, save and return
+        self.interruptible = threading.Event()  # nothing would be lost by ending at once
+        self.interruptible.set()
+        self.received = ""  # the signal's name
+
+    @property
+    def stopping(self) -> bool:
+        return self.stop.is_set()
+
+
+def supervise(
+    work: Callable[[], int],
+    control: Control,
+    abandon: Callable[[int], None],
+    in_kernel: bool,
+) -> int:
+    """Run `work` in a thread and return its exit code; answer SIGINT and SIGTERM at once.
+
+    The first signal asks the work to stop; while it is interruptible, and at a second signal, the process ends at
+    once with EXIT_STOPPED, after `abandon(code)` has put the terminal in order. In a notebook's kernel the process
+    lives on: KeyboardInterrupt is raised in place of its end, and the abandoned thread returns when it next looks.
+    """
+    codes: list[int] = []
+    worker = threading.Thread(target=lambda: codes.append(work()), name="training", daemon=True)
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        again = control.stopping
+        control.received = signal.Signals(number).name
+        control.stop.set()
+        if again or control.interruptible.is_set():
+            abandon(EXIT_STOPPED)
+            if in_kernel:
+                raise KeyboardInterrupt
+            os._exit(EXIT_STOPPED)
+
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, on_signal) for number in _SIGNALS} if main else {}
+    try:
+        worker.start()
+        while worker.is_alive():
+            worker.join(0.2)  # a join without a limit would keep handlers waiting
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return codes[0] if codes else EXIT_FAILED
