@@ -60,9 +60,9 @@ def _environments(config: Config) -> Iterator[str]:
 
 
 def _minibatches(config: Config) -> Iterator[str]:
-    size, shards, segment = config.algorithm.minibatch_size, config.devices.logical_shards, config.segment_length
-    batch, unit = config.batch_size, shards * segment
     num_envs, length = config.environment.num_envs, config.algorithm.rollout_length
+    size, shards, segment = config.algorithm.minibatch_size, config.devices.logical_shards, _legal_segment(config)
+    batch, unit = config.batch_size, shards * segment
     shape = f"{num_envs:,} environments x {length:,} steps = {batch:,} samples"
     legal = _legal_minibatch_sizes(config)
     sizes = f"nearest legal minibatch_size: {_or(legal)}" if legal else "no minibatch_size is legal with these numbers"
@@ -109,12 +109,17 @@ def _legal_num_envs(config: Config) -> list[str]:
 
 def _legal_minibatch_sizes(config: Config) -> list[str]:
     """Minibatch sizes on both sides that satisfy every rule at once, the other numbers kept."""
-    unit = config.devices.logical_shards * config.segment_length
+    unit = config.devices.logical_shards * _legal_segment(config)
     if config.batch_size % unit:
         return []
     sizes = (unit * divisor for divisor in divisors(config.batch_size // unit))
     least = 2 if config.algorithm.normalise_advantages else 1
     return neighbours(config.algorithm.minibatch_size, (size for size in sizes if size >= least))
+
+
+def _legal_segment(config: Config) -> int:
+    """The segment length; 1 for an illegal one, which is refused on its own and should not taint other advice."""
+    return config.segment_length if config.algorithm.rollout_length % config.segment_length == 0 else 1
 
 
 def divisors(number: int) -> Iterator[int]:

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # a compile-cache hit otherwise prints pages of red
     os.environ.setdefault("NPROC", "16")  # with fewer threads than CPU devices a data-parallel loop can deadlock
-    command, *rest = sys.argv[1:] if argv is None else argv or [""]
+    command, *rest = (sys.argv[1:] if argv is None else argv) or [""]
     try:
         return _dispatch(command, rest)
     except ConfigError as fault:

@@ -41,7 +41,7 @@ def fields() -> dict[str, Field]:
     return {leaf.name: leaf for leaf in _leaves(Config, "")}
 
 
-def _leaves(group: type, prefix: str) -> list[Field]:
+def _leaves(group: Any, prefix: str) -> list[Field]:
     leaves = []
     for name, hint in get_type_hints(group, include_extras=True).items():
         if dataclasses.is_dataclass(hint):
@@ -54,13 +54,16 @@ def _leaves(group: type, prefix: str) -> list[Field]:
 
 def unknown_field(name: str) -> str:
     """The sentence that refuses a field name and says which ones are near."""
-    known = fields()
     last = name.rsplit(".", 1)[-1]
-    # Which group a field belongs to is what people forget: its last part decides before the whole name does.
-    close = [full for full in known if full.rsplit(".", 1)[-1] == last] or nearest(name, known)
-    if not close:
-        lasts = {full.rsplit(".", 1)[-1]: full for full in known}
-        close = [lasts[match] for match in nearest(last, lasts)]
+    # Which group a field belongs to is what people forget, so its last part alone may match too.
+    by_last: dict[str, list[str]] = {}
+    for full in fields():
+        by_last.setdefault(full.rsplit(".", 1)[-1], []).append(full)
+    close = (
+        by_last.get(last)
+        or nearest(name, fields())
+        or [full for near in nearest(last, by_last) for full in by_last[near]]
+    )
     if close:
         return f"there is no field {name}: did you mean {' or '.join(close)}?"
     return f"there is no field {name}: --help lists them all"

@@ -128,6 +128,8 @@ def _explain(path: Path, fault: Exception) -> str:
     hint = f"; {unknown_field(unexpected[1])}" if unexpected else ""
     if isinstance(fault, SyntaxError):
         return f"{path}, line {fault.lineno}: {type(fault).__name__}: {fault.msg}"
-    lines = [frame.lineno for frame in traceback.extract_tb(fault.__traceback__) if frame.filename == str(path)]
+    lines = [
+        frame.lineno for frame in traceback.extract_tb(fault.__traceback__) if frame.filename == str(path.absolute())
+    ]
     where = f"{path}, line {lines[-1]}" if lines else str(path)
     return f"{where}: {type(fault).__name__}: {fault}{hint}"

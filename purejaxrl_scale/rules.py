@@ -228,7 +228,7 @@ def _misfits(config: Config) -> Iterator[str]:
     if network.name == "entity_transformer" and network.transformer_heads not in TRANSFORMER_HEADS:
         nearest = neighbours(network.transformer_heads, TRANSFORMER_HEADS)
         yield (
-            f"network.transformer_heads must be one of {TRANSFORMER_HEADS}, for four kinds of mask to share 16 features: "
+            f"network.transformer_heads must be one of {TRANSFORMER_HEADS}, four kinds of mask on 16 features: "
             f"it is {network.transformer_heads}; the nearest are {' or '.join(nearest)}"
         )
     if environment.levels and environment.num_tasks:

@@ -189,12 +189,7 @@ def improve(
 
     def actor_critic(params, memory, observation, is_first):
         observation = normalise(state.learner.observation_moments, observation)
-        if network.recurrent:
-            return network.unroll(params, memory, observation, is_first)
-        # Without recurrence the time axis has length 1; one flat batch makes larger matrix products.
-        flat, flat_first = jax.tree.map(lambda leaf: leaf[0], (observation, is_first))
-        _, policy, value = network.step(params, (), flat, flat_first)
-        return jax.tree.map(lambda leaf: leaf[None], (policy, value))
+        return network.unroll(params, memory, observation, is_first)
 
     return ppo.improve(
         actor_critic,
@@ -277,7 +272,8 @@ def hyperparameters_of(config: Config) -> Hyperparameters:
 class Trainer:
     """A config made ready to run: `trainer(keys)` trains, `init` and `chunk` are its pieces.
 
-    A scalar key trains one seed; a vector of keys trains a population, whose member i is bit-equal to the seed alone.
+    A scalar key trains one seed; a vector of keys trains a population, whose member i sees what the seed alone would
+    see, up to the rounding of sums that vmap orders differently.
     """
 
     config: Config

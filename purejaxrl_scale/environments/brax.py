@@ -138,8 +138,8 @@ class Brax:
         Raises RenderUnavailable where there is no OpenGL without a window; `html` works there.
         """
         system = self._system()
-        # The first camera of most models follows the body; -1 is MuJoCo's free one.
-        camera = 0 if system.mj_model.ncam else -1
+        # The first camera of a model follows its body. By name: Brax takes camera number 0 for no camera.
+        camera = system.mj_model.camera(0).name if system.mj_model.ncam else None
         try:
             with _quiet():
                 return list(brax.io.image.render_array(system, self._physics(states), _HEIGHT, _WIDTH, camera))

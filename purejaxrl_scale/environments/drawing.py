@@ -5,6 +5,7 @@ Everything is drawn at three times its size and scaled down, which smooths the l
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -80,8 +81,8 @@ def bars(values: np.ndarray, bound: float) -> np.ndarray:
     pitch = (right - left) / len(values)
     for index, value in enumerate(np.nan_to_num(values)):
         height = float(np.clip(value / bound, -1, 1)) * reach
-        start = left + (index + 0.15) * pitch
-        corners = ((start, middle - max(height, 0)), (start + 0.7 * pitch, middle - min(height, 0)))
+        centre, half = left + (index + 0.5) * pitch, min(0.35 * pitch, 22.0)
+        corners = ((centre - half, middle - max(height, 0)), (centre + half, middle - min(height, 0)))
         canvas.box(*corners, _BLUE if value >= 0 else _ORANGE)
     canvas.line((left, middle), (right, middle), _INK, 2)
     return canvas.frame()
@@ -145,20 +146,18 @@ def _cart_pole(state) -> np.ndarray:
 def _pendulum(state) -> np.ndarray:
     canvas = _Canvas()
     hinge, length = (_WIDTH / 2, _HEIGHT / 2), 120.0
-    # The torque as an arc around the hinge, from straight up.
-    torque = float(np.clip(state.last_u, -2, 2))
-    arc = [_along(hinge, torque * share * 0.6, 36) for share in np.linspace(0, 1, 24)]
     canvas.disc(_along(hinge, 0, length), 4, _FAINT)
-    # gymnax measures the angle anticlockwise.
+    # Upstream measures angle and torque anticlockwise from straight up.
     tip = _along(hinge, -float(state.theta), length)
     canvas.line(hinge, tip, _ORANGE, 12)
     canvas.disc(tip, 14, _INK)
-    canvas.curve([(2 * hinge[0] - x, y) for x, y in arc], _GREEN, 5)
+    torque = float(state.last_u)
+    canvas.curve([_along(hinge, -0.6 * torque * share, 36) for share in np.linspace(0, 1, 24)], _GREEN, 5)
     canvas.disc(hinge, 8, _BLUE)
     return canvas.frame()
 
 
-def _mountain_car(state) -> np.ndarray:
+def _mountain_car(state, goal: float) -> np.ndarray:
     canvas = _Canvas()
 
     def place(position: float) -> Point:
@@ -166,7 +165,7 @@ def _mountain_car(state) -> np.ndarray:
         return (position + 1.2) / 1.8 * (_WIDTH - 40) + 20, _HEIGHT - 50 - height * 210
 
     canvas.curve([place(position) for position in np.linspace(-1.2, 0.6, 120)], _INK, 4)
-    goal_x, goal_y = place(0.475)
+    goal_x, goal_y = place(goal)
     canvas.line((goal_x, goal_y), (goal_x, goal_y - 44), _INK, 3)
     canvas.box((goal_x, goal_y - 44), (goal_x + 22, goal_y - 30), _GREEN)
     x, y = place(float(state.position))
@@ -176,7 +175,7 @@ def _mountain_car(state) -> np.ndarray:
 
 def _acrobot(state) -> np.ndarray:
     canvas = _Canvas()
-    hinge, length = (_WIDTH / 2, _HEIGHT / 2 + 10), 72.0
+    hinge, length = (_WIDTH / 2, _HEIGHT / 2), 70.0
     goal = hinge[1] - length
     canvas.line((60, goal), (_WIDTH - 60, goal), _GREEN, 2)
     # Both angles are zero where the arms hang straight down; the second is relative to the first.
@@ -193,7 +192,7 @@ def _acrobot(state) -> np.ndarray:
 _SCENES: dict[str, Callable[..., np.ndarray]] = {
     "CartPole-v1": _cart_pole,
     "Pendulum-v1": _pendulum,
-    "MountainCar-v0": _mountain_car,
-    "MountainCarContinuous-v0": _mountain_car,
+    "MountainCar-v0": functools.partial(_mountain_car, goal=0.5),
+    "MountainCarContinuous-v0": functools.partial(_mountain_car, goal=0.45),
     "Acrobot-v1": _acrobot,
 }

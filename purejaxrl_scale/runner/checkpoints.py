@@ -109,6 +109,18 @@ def to_host(state: PyTree) -> dict[str, np.ndarray]:
     return leaves
 
 
+def member_leaves(leaves: dict[str, np.ndarray], member: int | None) -> dict[str, np.ndarray]:
+    """One member's part of a population's leaves; all of it if there is no population."""
+    return leaves if member is None else {name: np.asarray(leaf[member]) for name, leaf in leaves.items()}
+
+
+def stack(members: list[dict[str, np.ndarray]], seeds: list[int | None]) -> dict[str, np.ndarray]:
+    """The leaves of a population from those of its members; the undoing of `member_leaves`."""
+    if seeds == [None]:
+        return members[0]
+    return {name: np.stack([member[name] for member in members]) for name in members[0]}
+
+
 def from_host(template: PyTree, leaves: dict[str, np.ndarray]) -> PyTree:
     """The state of `template`'s structure, types and shardings with the values of `leaves`.
 

@@ -197,7 +197,7 @@ def append(path: Path, lines: Iterable[Mapping]) -> None:
     """Add lines to a record and hand them to the operating system. Raises OSError where that fails."""
     text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
     if text:
-        with open(path, "a", encoding="utf-8") as file:
+        with path.open("a", encoding="utf-8") as file:
             file.write(text)
 
 
@@ -225,7 +225,7 @@ def _lines_with_ends(path: Path) -> Iterator[tuple[Line, int]]:
     if not path.exists():
         return
     end = 0
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         for raw in file:
             end += len(raw)
             try:

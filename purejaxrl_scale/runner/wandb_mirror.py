@@ -52,7 +52,7 @@ class WandbMirror:
     def _work(self) -> None:
         try:
             self._mirror()
-        except BaseException as fault:  # noqa: BLE001, wandb raises SystemExit and its own kinds too
+        except BaseException as fault:  # wandb raises SystemExit and kinds of its own too
             self._log(f"W&B stopped ({type(fault).__name__}: {fault}); the record in {self._run} is complete")
 
     def _mirror(self) -> None:
@@ -119,7 +119,7 @@ def _has_login(wandb: Any) -> bool:
         return True
     try:
         return bool(wandb.api.api_key)
-    except Exception:  # noqa: BLE001, no login is no reason to fail
+    except Exception:
         return False
 
 
@@ -132,7 +132,7 @@ class _Tail:
     def lines(self) -> list[dict[str, Any]]:
         if not self._path.exists():
             return []
-        with open(self._path, "rb") as file:
+        with self._path.open("rb") as file:
             file.seek(self._offset)
             text = file.read()
         complete = text[: text.rfind(b"\n") + 1]

@@ -1,0 +1,197 @@
+"""Runs from the outside: start one, or go on with one, and turn what happens into words and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from rich.console import Console
+
+from purejaxrl_scale.config import Config
+from purejaxrl_scale.runner import checkpoints, folders, records
+from purejaxrl_scale.runner.compilation import enable_cache
+from purejaxrl_scale.runner.folders import RunError
+from purejaxrl_scale.runner.progress import in_kernel, make_display
+from purejaxrl_scale.runner.session import Session
+from purejaxrl_scale.runner.signals import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, Control, supervise
+from purejaxrl_scale.runner.status import Status
+
+LOG_FILE = "run.log"
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def train(config: Config, name: str) -> int:
+    """Train a new run, or a population of them, and return the exit code.
+
+    0 done, 1 failed, 75 stopped by a signal and resumable. Raises RunError where no record can be started. Its folders
+    are `config.run.folder`/NAME-SEED-TIME.
+    """
+    return _run(config, name, folders.create(config, name), None)
+
+
+def resume(run: str | Path) -> int:
+    """Go on exactly where a run stopped, with all members of its population; the exit code is as `train`'s.
+
+    The record is cut back to the newest checkpoint that every member has. A run that was stopped before its first
+    checkpoint starts again. Raises RunError where the run cannot be read or is still going on.
+    """
+    members = folders.members_of(Path(run))
+    config = folders.population_config(members)
+    common = set.intersection(*(set(checkpoints.steps(member)) for member in members))
+    checkpoint = max(common, default=None)
+    console = _console()
+    if checkpoint is None:
+        _refuse_if_checkpoints_were_lost(members[0], config)
+        console.print(f"{members[0]} has no checkpoint: it starts again from step 0")
+    elif checkpoint >= config.num_outer_steps and _is_complete(members, checkpoint, config):
+        console.print(f"{members[0]} is finished ({config.actual_steps:,} steps): there is nothing to resume")
+        return EXIT_DONE
+    else:
+        console.print(f"{members[0]} goes on after outer step {checkpoint:,} of {config.num_outer_steps:,}")
+    return _run(config, members[0].name, members, checkpoint)
+
+
+def _refuse_if_checkpoints_were_lost(member: Path, config: Config) -> None:
+    lines = records.read(member / records.METRICS_FILE)
+    trained = float(lines[-1].get("time/wall_seconds") or 0.0) if lines else 0.0
+    if trained > config.checkpoint.every_seconds + 4 * config.run.chunk_seconds:
+        raise RunError(
+            f"{member} was trained for {trained:.0f} s and must have had checkpoints, but has none that is complete: "
+            f"put {member / checkpoints.FOLDER} back, or start a new run"
+        )
+
+
+def _is_complete(members: list[Path], checkpoint: int, config: Config) -> bool:
+    """Whether nothing is missing after the training: neither the last evaluation nor the report."""
+    for member in members:
+        lines = records.read(member / records.EVALUATIONS_FILE)
+        if not any(line["outer_step"] == checkpoint for line in lines):
+            return False
+        if config.run.report and not (member / "report" / "index.md").exists():
+            return False
+    return True
+
+
+def _run(config: Config, title: str, members: list[Path], checkpoint: int | None) -> int:
+    with _sole_writer(members[0]):
+        enable_cache()
+        log = _log_to(members[0] / LOG_FILE)
+        environment, algorithm = config.environment, config.algorithm
+        levels = f" ({', '.join(environment.levels)})" if environment.levels else ""
+        seeds = (
+            f"seed {config.seed}" if config.seeds == 1 else f"seeds {config.seed} to {config.seed + config.seeds - 1}"
+        )
+        status = Status(
+            title=title,
+            summary=f"{environment.name}{levels} · {environment.num_envs:,} environments x "
+            f"{algorithm.rollout_length:,} steps · {seeds}",
+            record=str(members[0]) + (f" and {len(members) - 1} more" if len(members) > 1 else ""),
+            total_steps=config.actual_steps,
+        )
+        display = make_display(config.run.progress, status, members[0] / LOG_FILE)
+        control = Control()
+        session = Session(config, members, checkpoint, control, status, display, log)
+        problem: list[str] = []
+
+        def work() -> int:
+            try:
+                return session.work()
+            except RunError as fault:
+                problem.append(str(fault))
+            except OSError as fault:
+                log(traceback.format_exc())
+                problem.append(_about_the_disk(fault, members[0]))
+            except BaseException as fault:
+                log(traceback.format_exc())
+                problem.append(
+                    f"{type(fault).__name__}: {str(fault)[:2000]}\nThe traceback is in {members[0] / LOG_FILE}"
+                )
+            return EXIT_FAILED
+
+        def abandon(_: int) -> None:
+            display.stop()
+            saved = (
+                "nothing had been trained" if session.saved_at is None else f"saved at outer step {session.saved_at:,}"
+            )
+            _console().print(
+                f"stopped by {control.received} at once; {saved}. Go on with: {_how_to_resume(members[0])}"
+            )
+            sys.stdout.flush()
+
+        display.start()
+        try:
+            code = supervise(work, control, abandon, in_kernel())
+        finally:
+            display.stop()
+    _say(code, session, control, members[0], problem)
+    return code
+
+
+def _say(code: int, session: Session, control: Control, run: Path, problem: list[str]) -> None:
+    console = _console()
+    for line in session.closing_words:
+        console.print(line)
+    if code == EXIT_STOPPED:
+        console.print(
+            f"stopped by {control.received} after {session.steps:,} steps; all is saved. Go on with: "
+            f"{_how_to_resume(run)}"
+        )
+    elif code == EXIT_FAILED:
+        errors = _console(stderr=True)
+        errors.print(f"failed: {problem[0] if problem else f'see {run / LOG_FILE}'}")
+        if session.saved_at is not None:
+            errors.print(f"saved at outer step {session.saved_at:,}. Go on with: {_how_to_resume(run)}")
+    else:
+        console.print(f"record  {run}")
+
+
+def _how_to_resume(run: Path) -> str:
+    return f"purejaxrl-scale resume {run}"
+
+
+def _about_the_disk(fault: OSError, run: Path) -> str:
+    what = f"{fault.strerror or fault}: {fault.filename or run}"
+    if fault.errno in _DISK_FULL:
+        return f"the disk is full ({what}). Make room, then go on"
+    if fault.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return f"the record cannot be written ({what})"
+    return what
+
+
+def _console(stderr: bool = False) -> Console:
+    return Console(stderr=stderr, highlight=False, markup=False, soft_wrap=True)
+
+
+def _log_to(path: Path):
+    def log(text: str) -> None:
+        # The log is there to explain failures, and must not be one: the disk may be full.
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        except OSError:
+            return
+
+    return log
+
+
+class _sole_writer:
+    """Keeps a second process from writing the same record. Raises RunError where there is one already."""
+
+    def __init__(self, run: Path):
+        self._run = run
+
+    def __enter__(self) -> None:
+        self._file = os.open(self._run / LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as fault:
+            os.close(self._file)
+            raise RunError(f"{self._run} is being trained by another process") from fault
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._file)

@@ -1,0 +1,296 @@
+"""One start of a run, from making the trainer to the report: what the worker thread does."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from purejaxrl_scale import config_io
+from purejaxrl_scale import train as training
+from purejaxrl_scale.config import Config
+from purejaxrl_scale.runner import checkpoints, evaluation, folders, records
+from purejaxrl_scale.runner.compilation import watch
+from purejaxrl_scale.runner.folders import RunError
+from purejaxrl_scale.runner.pace import Pace
+from purejaxrl_scale.runner.progress import Display
+from purejaxrl_scale.runner.signals import EXIT_DONE, EXIT_STOPPED, Control
+from purejaxrl_scale.runner.status import Status, duration
+from purejaxrl_scale.runner.wandb_mirror import WandbMirror
+
+PyTree = Any
+_NAN_WINDOW = 100  # outer steps over which resets from NaN physics are counted
+_FEWEST_RESETS, _FEWEST_NAN_RESETS = 100, 10  # below these a share means nothing
+
+
+class Session:
+    """The worker's side of a run: `work()` does it all and returns the exit code."""
+
+    def __init__(
+        self,
+        config: Config,
+        members: list[Path],
+        checkpoint: int | None,
+        control: Control,
+        status: Status,
+        display: Display,
+        log: Callable[[str], None],
+    ):
+        self._config, self._members, self._checkpoint = config, members, checkpoint
+        self._control, self._status, self._display, self._log = control, status, display, log
+        self._seeds: list[int | None] = [None] if config.seeds == 1 else list(range(config.seeds))
+        self._recorders = [records.Recorder(config.run.log_every) for _ in members]
+        self._resets: deque[tuple[int, int]] = deque(maxlen=_NAN_WINDOW)
+        self._mirrors: list[WandbMirror] = []
+        self.outer_step = 0
+        self.steps = 0
+        self.wall_seconds = 0.0
+        self.saved_at: int | None = checkpoint  # outer step of the newest checkpoint
+        self.closing_words: list[str] = []
+
+    def work(self) -> int:
+        """Train until the end, or until a signal stops it."""
+        with contextlib.ExitStack() as stack:
+            self._status.enter("preparing")
+            self._display.refresh()
+            jax.config.update("jax_default_matmul_precision", _precision(self._config))
+            trainer = training.make_train(self._config)
+            folders.write_environment(self._members, _devices(), self._config.devices.matmul_precision)
+            state = self._start(trainer)
+            stack.callback(self._close_mirrors)
+            self._mirrors = [
+                WandbMirror(
+                    member,
+                    self._config.run.wandb,
+                    self._config.run.wandb_project,
+                    config_io.to_dict(folders.member_config(self._config, index)),
+                    self._log,
+                    group=self._members[0].name if len(self._members) > 1 else "",
+                )
+                for index, member in enumerate(self._members)
+            ]
+            self._savers = [checkpoints.Checkpoints(member, self._config.checkpoint.keep) for member in self._members]
+            for saver in self._savers:
+                stack.callback(saver.close)
+            self._evaluate_jitted = evaluation.make_evaluate(trainer)
+            if self.outer_step < self._config.num_outer_steps:
+                chunk = self._compile(trainer, state)
+                state = self._loop(trainer, chunk, state)
+                if self.outer_step < self._config.num_outer_steps:
+                    return EXIT_STOPPED
+            # All is saved: from here on a signal may end the process at once.
+            self._control.interruptible.set()
+            self._finish(trainer, state)
+            return EXIT_DONE
+
+    def _start(self, trainer: Any) -> PyTree:
+        """The state to train from: a new one, or the checkpoint's, with the record cut back to it."""
+        seeds = range(self._config.seed, self._config.seed + self._config.seeds)
+        keys = jnp.stack([jax.random.key(seed) for seed in seeds])
+        state = trainer.init(keys if len(self._members) > 1 else keys[0])
+        if self._checkpoint is not None:
+            restored = [checkpoints.restore(member, self._checkpoint) for member in self._members]
+            state = checkpoints.from_host(state, checkpoints.stack([one.leaves for one in restored], self._seeds))
+            self.outer_step = self._checkpoint
+            self.steps, self.wall_seconds = int(restored[0].meta["steps"]), float(restored[0].meta["wall_seconds"])
+            for recorder, one in zip(self._recorders, restored, strict=True):
+                recorder.pending = {name: list(sums) for name, sums in one.meta["pending"].items()}
+        for member in self._members:
+            for file in (records.METRICS_FILE, records.EVALUATIONS_FILE):
+                records.cut_back(member / file, self.outer_step)
+        for line in records.read(self._members[0] / records.METRICS_FILE):
+            self._status.take_in(line)
+        self._status.steps = self.steps
+        return state
+
+    def _compile(self, trainer: Any, state: PyTree) -> Callable[[PyTree, np.uint32], tuple[PyTree, Mapping]]:
+        """The one compilation of the chunk. It is called with the executable, so it cannot compile again."""
+        with watch() as log:
+            began = self._enter("tracing and lowering")
+            lowered = trainer.lower_chunk(state)
+            lowered_in = time.monotonic() - began
+            began = self._enter("compiling")
+            compiled = lowered.compile()
+            compiled_in = time.monotonic() - began
+        origin = "from the cache" if log.cached else "not in the cache"
+        self._status.compiled = (
+            f"traced in {lowered_in - log.lowering_seconds:.1f} s, lowered in {log.lowering_seconds:.1f} s, "
+            f"compiled in {compiled_in:.1f} s ({origin})"
+        )
+        self._log(self._status.compiled)
+        self._enter("")
+        return compiled
+
+    def _enter(self, stage: str) -> float:
+        self._status.enter(stage)
+        self._display.refresh()
+        return time.monotonic()
+
+    def _loop(self, trainer: Any, chunk: Callable, state: PyTree) -> PyTree:
+        """Chunks, and what happens between them, until the end or a signal."""
+        config, total = self._config, self._config.num_outer_steps
+        pace = Pace(config.run.chunk_seconds, trainer.chunk_limit)
+        last_save, chunks = time.monotonic(), 0
+        self._control.interruptible.clear()
+        while self.outer_step < total and not self._control.stopping:
+            outer_steps = pace.choose(min(total - self.outer_step, self._until_evaluation()))
+            profiled = config.run.profile and (chunks == 1 or (chunks == 0 and outer_steps == total))
+            with jax.profiler.trace(str(self._members[0] / "profile")) if profiled else contextlib.nullcontext():
+                began = time.monotonic()
+                state, metrics = jax.block_until_ready(chunk(state, np.uint32(outer_steps)))
+                seconds = time.monotonic() - began
+            pace.measure(outer_steps, seconds)
+            evaluated_before = self._evaluations_due()
+            # The first chunk touches its memory for the first time and would spoil the rate.
+            self._record(jax.device_get(metrics), outer_steps, seconds, rated=chunks > 0 or outer_steps == total)
+            chunks += 1
+            diverged = self._broken_physics()
+            if self._evaluations_due() > evaluated_before and self.outer_step < total and not diverged:
+                self._evaluate(state)
+            since_save = time.monotonic() - last_save
+            due = since_save >= config.checkpoint.every_seconds
+            if due or diverged or self._control.stopping or self.outer_step == total:
+                self._save(state)
+                last_save = time.monotonic()
+            if diverged:
+                self._wait_for_savers()
+                raise RunError(diverged)
+            self._display.refresh()
+        self._wait_for_savers()
+        return state
+
+    def _until_evaluation(self) -> int:
+        every, batch = self._config.evaluation.every_steps, self._config.batch_size
+        if not every:
+            return self._config.num_outer_steps
+        return max(1, -(-((self.steps // every + 1) * every - self.steps) // batch))
+
+    def _evaluations_due(self) -> int:
+        every = self._config.evaluation.every_steps
+        return self.steps // every if every else 0
+
+    def _record(self, metrics: Mapping[str, np.ndarray], outer_steps: int, seconds: float, rated: bool) -> None:
+        steps_before = self.steps
+        per_member: list[list[records.Line]] = []
+        rows = [list(records.raw_rows(metrics, outer_steps, seed)) for seed in self._seeds]
+        rate = (rows[0][-1]["steps"] - steps_before) * len(self._members) / seconds
+        for recorder, member_rows in zip(self._recorders, rows, strict=True):
+            lines = []
+            for index, row in enumerate(member_rows):
+                row["time/wall_seconds"] = self.wall_seconds + seconds * (index + 1) / outer_steps
+                if rated:
+                    row["time/steps_per_second"] = rate / len(self._members)
+                lines.append(recorder.add(row))
+            self.outer_step = int(member_rows[-1]["outer_step"])
+            if self.outer_step == self._config.num_outer_steps:
+                lines.append(recorder.flush())
+            per_member.append([line for line in lines if line is not None])
+        for member, lines in zip(self._members, per_member, strict=True):
+            records.append(member / records.METRICS_FILE, lines)
+        self.steps = rows[0][-1]["steps"]
+        self.wall_seconds += seconds
+        for at_once in zip(*rows, strict=True):
+            nan_resets = sum(row.get("environment/nan_resets", 0) for row in at_once)
+            self._resets.append((int(nan_resets), int(sum(row.get("environment/resets", 0) for row in at_once))))
+        for at_once in zip(*per_member, strict=True):
+            self._status.take_in(_mean_line(at_once))
+        self._status.steps = self.steps
+        if rated:
+            self._status.steps_per_second = rate
+            left = self._config.num_outer_steps - self.outer_step
+            self._status.seconds_left = left * seconds / outer_steps
+
+    def _broken_physics(self) -> str:
+        """Why the run must stop, or ""."""
+        broken = sum(nan for nan, _ in self._resets)
+        resets = sum(every for _, every in self._resets)
+        most = self._config.environment.max_nan_fraction
+        if resets < _FEWEST_RESETS or broken < _FEWEST_NAN_RESETS or broken <= most * resets:
+            return ""
+        return (
+            f"physics turned NaN in {broken:,} of the last {resets:,} resets ({broken / resets:.1%}), and "
+            f"environment.max_nan_fraction allows {most:.1%}: smaller actions or another backend may help, "
+            "or a larger fraction if that is expected"
+        )
+
+    def _save(self, state: PyTree) -> None:
+        leaves = checkpoints.to_host(state)
+        for saver, seed, recorder in zip(self._savers, self._seeds, self._recorders, strict=True):
+            meta = {"steps": self.steps, "wall_seconds": self.wall_seconds, "pending": recorder.pending}
+            saver.save(self.outer_step, checkpoints.member_leaves(leaves, seed), meta)
+        self.saved_at = self.outer_step
+
+    def _wait_for_savers(self) -> None:
+        for saver in self._savers:
+            saver.wait()
+
+    def _evaluate(self, state: PyTree) -> None:
+        self._enter("evaluating")
+        learner = evaluation.on_one_device(state.learner)
+        for member, seed in zip(self._members, self._seeds, strict=True):
+            key = evaluation.evaluation_key(self._config.seed + (seed or 0))
+            episodes = self._evaluate_jitted(evaluation.take_member(learner, seed), key)
+            lines = evaluation.summarise(episodes, self.steps, self.outer_step)
+            records.append(member / records.EVALUATIONS_FILE, lines)
+        self._enter("")
+
+    def _finish(self, trainer: Any, state: PyTree) -> None:
+        """The last evaluation and the report, each unless an earlier start has made it."""
+        evaluations = records.read(self._members[0] / records.EVALUATIONS_FILE)
+        if not any(line["outer_step"] == self.outer_step for line in evaluations):
+            self._evaluate(state)
+        seconds = max(self.wall_seconds, 1e-9)
+        self.closing_words.append(
+            f"trained {self.steps:,} steps in {duration(seconds)} "
+            f"({self.steps * len(self._members) / seconds:,.0f} steps a second)"
+        )
+        if not self._config.run.report:
+            return
+        self._enter("drawing the report")
+        with self._never_fatal("the report"):
+            from purejaxrl_scale.analysis import report
+
+            learner = evaluation.take_member(evaluation.on_one_device(state.learner), self._seeds[0])
+            self.closing_words += report.write_reports(self._members, trainer, learner)
+        self._enter("")
+
+    @contextlib.contextmanager
+    def _never_fatal(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as fault:
+            self._log(traceback.format_exc())
+            self.closing_words.append(f"{what} could not be made ({type(fault).__name__}: {fault})")
+
+    def _close_mirrors(self) -> None:
+        for mirror in self._mirrors:
+            mirror.close()
+
+
+def _mean_line(lines: tuple[records.Line, ...]) -> records.Line:
+    """What the display shows of a population: means over the members that have a value."""
+    if len(lines) == 1:
+        return lines[0]
+    mean: records.Line = {}
+    for name in lines[0]:
+        values = [value for line in lines if isinstance(value := line.get(name), int | float)]
+        mean[name] = sum(values) / len(values) if values else None
+    return mean
+
+
+def _precision(config: Config) -> str | None:
+    precision = config.devices.matmul_precision
+    return None if precision == "default" else precision
+
+
+def _devices() -> list[dict[str, Any]]:
+    kinds = Counter((device.platform, device.device_kind) for device in jax.devices())
+    return [{"platform": platform, "kind": kind, "count": count} for (platform, kind), count in kinds.items()]

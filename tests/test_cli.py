@@ -1,0 +1,302 @@
+"""Commands: what they run, what they refuse and how, and that neither help nor a refusal imports JAX."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import purejaxrl_scale.analysis
+import purejaxrl_scale.runner
+from purejaxrl_scale import cli, config_io
+from purejaxrl_scale.config import Config
+from purejaxrl_scale.named_experiments import load_experiment, names
+
+
+class Runs:
+    """Stands in for the runner and keeps what it was asked to do."""
+
+    def __init__(self):
+        self.configs: list[Config] = []
+        self.names: list[str] = []
+        self.paths: list = []
+
+    def train(self, config, name):
+        self.configs.append(config)
+        self.names.append(name)
+        return 75
+
+    def main(self, path, *rest):
+        self.paths.append(path)
+        return 0
+
+    resume = main
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    stand_in = Runs()
+    for package, modules in {
+        purejaxrl_scale.runner: ["runner", "evaluation", "video"],
+        purejaxrl_scale.analysis: ["report"],
+        purejaxrl_scale: ["bench"],
+    }.items():
+        for module in modules:
+            monkeypatch.setattr(package, module, stand_in, raising=False)
+    return stand_in
+
+
+def refused(capsys, *arguments: str) -> str:
+    assert cli.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
+    return captured.err
+
+
+def test_train_takes_overrides_and_gives_the_runners_exit_code(runs, capsys):
+    code = cli.main(["train", "kinetix_s", "--environment.num-envs", "256", "--total_steps", "200_000", "--seed=7"])
+    assert code == 75
+    config = runs.configs[0]
+    assert (config.environment.num_envs, config.total_steps, config.seed) == (256, 200_000, 7)
+    assert runs.names == ["kinetix_s"]
+    out = " ".join(capsys.readouterr().out.split())
+    assert "262,144 (asked: 200,000; rounded up to whole outer steps)" in out
+    assert "8 epochs x 4 minibatches of 16,384 = 32 optimiser steps, 128 in all" in out
+
+
+def test_train_without_a_name_is_the_quickstart(runs):
+    cli.main(["train", "--run.name", "mine"])
+    assert runs.configs[0] == config_io.replace(load_experiment("quickstart"), {"run.name": "mine"})
+    assert runs.names == ["mine"]
+
+
+def test_presets_come_before_overrides(runs):
+    cli.main(["train", "cartpole", "--algorithm.epochs", "2", "--preset", "small"])
+    config = runs.configs[0]
+    assert config == config_io.replace(load_experiment("cartpole", "small"), {"algorithm.epochs": 2})
+    assert config.total_steps == 500_000
+
+
+@pytest.mark.parametrize(
+    ("tokens", "value"),
+    [
+        (["--environment.staggered"], True),
+        (["--environment.staggered", "--seed", "1"], True),
+        (["--environment.staggered=True"], True),
+        (["--environment.staggered", "true"], True),
+        (["--environment.staggered=False"], False),
+        (["--environment.staggered", "False"], False),
+        (["--environment.no-staggered"], False),
+        (["--environment.no_staggered"], False),
+        (["--no-environment.staggered"], False),
+    ],
+)
+def test_switches_take_every_form(runs, tokens, value):
+    cli.main(["train", "cartpole", *tokens])
+    assert runs.configs[0].environment.staggered is value
+
+
+@pytest.mark.parametrize("tokens", [["128", "32"], ["128,32"], ["[128, 32]"]])
+def test_lists_take_every_form(runs, tokens):
+    cli.main(["train", "cartpole", "--network.widths", *tokens, "--seed", "1"])
+    assert runs.configs[0].network.widths == (128, 32)
+
+
+def test_negative_values_are_values(runs):
+    cli.main(["train", "brax_ant", "--network.initial-log-std", "-0.5"])
+    assert runs.configs[0].network.initial_log_std == -0.5
+
+
+@pytest.mark.parametrize("text", ["1e9", "1_000_000_000", "1000000000"])
+def test_total_steps_are_exact(runs, text):
+    cli.main(["train", "cartpole", "--total-steps", text])
+    assert runs.configs[0].total_steps == 10**9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["train", "cartpole", "--environment.num-env", "8"], "did you mean environment.num-envs"),
+        (["train", "cartpole", "--num_envs", "8"], "did you mean environment.num_envs"),
+        (["train", "cartpol"], "did you mean cartpole?"),
+        (["train", "./no_such_file.py"], "there is no file ./no_such_file.py"),
+        (["train", "cartpole", "--preset", "smal"], "did you mean small?"),
+        (["train", "cartpole", "--preset"], "--preset needs a value"),
+        (["train", "cartpole", "--total-steps", "1.5"], "the nearest are 1 and 2"),
+        (["train", "cartpole", "--seed"], "--seed needs a value"),
+        (["train", "cartpole", "--seed", "--seeds", "2"], "--seed needs a value"),
+        (["train", "cartpole", "kinetix_s"], "unexpected 'kinetix_s'"),
+        (["train", "cartpole", "--algorithm.schedule", "liner"], "did you mean linear?"),
+        (["train", "cartpole", "--environment.no-staggered=True"], "takes no value"),
+        (["train", "cartpole", "--environment.name", "brax/ants"], "brax/ant"),
+        (["trian"], "did you mean train?"),
+        (["list", "all"], "list takes no arguments"),
+        (["report"], "report needs at least one run"),
+        (["resume"], "resume needs one run"),
+        (["resume", "a", "b"], "2 were given"),
+    ],
+)
+def test_refusals(capsys, monkeypatch, tmp_path, arguments, expected):
+    monkeypatch.chdir(tmp_path)
+    assert expected in refused(capsys, *arguments)
+
+
+def test_faults_of_all_kinds_are_told_at_once(capsys):
+    err = refused(capsys, "train", "cartpole", "--seed", "-1", "--sed", "2", "--total-steps", "x", "--run.wandb", "of")
+    assert "4 problems" in err
+    assert err.count("\n  - ") == 4
+
+
+def test_impossible_combinations_are_told_at_once(capsys):
+    err = refused(capsys, "train", "cartpole", "--environment.num-envs", "1000", "--devices.count", "3")
+    assert "2 problems" in err
+    assert "num_envs: 512 or 1,024" in err
+
+
+def test_a_users_own_file_works_by_path(runs, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_idea.py").write_text(
+        '"""Mine."""\nfrom purejaxrl_scale.config import Config\nCONFIG = Config(total_steps=1e6, seed=3)\n'
+    )
+    assert cli.main(["train", "./my_idea.py"]) == 75
+    assert runs.names == ["my_idea"]
+    assert runs.configs[0].total_steps == 1_000_000
+    assert type(runs.configs[0].total_steps) is int
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("CONFIG = 3", "must set CONFIG = Config(...)"),
+        ("x = (", "line 1: SyntaxError"),
+        ("\nimport no_such_module", "line 2: ModuleNotFoundError"),
+        (
+            "from purejaxrl_scale.config import *\nCONFIG = Config(environment=EnvironmentConfig(num_env=8))",
+            "did you mean environment.num_envs",
+        ),
+        ("from purejaxrl_scale.config import *\nCONFIG = Config(total_steps=1.5)", "total_steps takes a whole number"),
+        ("from purejaxrl_scale.config import *\nCONFIG = Config()\nPRESETS = [1]", "PRESETS must map names"),
+    ],
+)
+def test_a_broken_file_is_refused(capsys, monkeypatch, tmp_path, text, expected):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_idea.py").write_text(text)
+    assert expected in refused(capsys, "train", "my_idea.py")
+
+
+def test_a_file_without_its_ending_is_suggested(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_idea.py").write_text("")
+    assert "did you mean the file ./my_idea.py?" in refused(capsys, "train", "my_idea")
+
+
+@pytest.mark.parametrize("command", ["resume", "evaluate", "render"])
+def test_runs_are_found_by_path_name_or_latest(runs, monkeypatch, tmp_path, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    for index, name in enumerate(["first-0", "second-0"]):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        path = tmp_path / "runs" / name / "config.yaml"
+        config_io.save(Config(), path)
+        import os
+
+        os.utime(path, (index, index))
+    for text in ("first-0", "runs/first-0", str(tmp_path / "runs" / "first-0"), "latest"):
+        assert cli.main([command, text]) == 0
+    assert [path.name for path in runs.paths] == ["first-0"] * 3 + ["second-0"]
+    assert "did you mean first-0?" in refused(capsys, command, "first-1")
+
+
+def test_report_takes_several_runs(runs, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        config_io.save(Config(), tmp_path / "runs" / name / "config.yaml")
+    assert cli.main(["report", "a", "b"]) == 0
+    assert [path.name for path in runs.paths[0]] == ["a", "b"]
+
+
+def test_a_refusal_by_the_runner_is_told_the_same_way(monkeypatch, capsys):
+    from purejaxrl_scale.runner.folders import RunError
+
+    def refuse(config, name):
+        raise RunError("there is no GPU")
+
+    monkeypatch.setattr(purejaxrl_scale.runner, "runner", SimpleNamespace(train=refuse), raising=False)
+    assert cli.main(["train", "cartpole"]) == 2
+    assert "there is no GPU" in capsys.readouterr().err
+
+
+def test_list_names_experiments_and_environments(capsys):
+    assert cli.main(["list"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in [*names(), "CartPole-v1", "ant", "locomotion"])
+
+
+def test_help_shows_every_field_with_the_experiments_default(capsys):
+    assert cli.main(["train", "kinetix_s", "--help"]) == 0
+    out = capsys.readouterr().out
+    for name in config_io.fields():
+        assert f"--{name.replace('_', '-')}" in out
+    assert "Samples in one optimiser step" in out
+    assert "(default: 0.995)" in out
+
+
+@pytest.mark.parametrize("command", [*cli.COMMANDS, ""])
+def test_every_command_has_help(capsys, command):
+    assert cli.main([command, "--help"] if command else ["--help"]) == 0
+    assert "usage: purejaxrl-scale" in capsys.readouterr().out
+
+
+def test_neither_help_nor_a_refusal_imports_jax(tmp_path):
+    lines = [
+        ["--help"],
+        ["train", "--help"],
+        ["train", "kinetix_s", "--help"],
+        ["train", "cartpole", "--environment.name", "brax/ants", "--devices.count", "3"],
+        ["train", "quickstart", "--environment.levels", "s/none"],
+        ["train", "nothing"],
+        ["resume", "nothing"],
+        ["list"],
+    ]
+    script = (
+        "import json, sys\n"
+        "from purejaxrl_scale import Config, load_experiment, cli\n"
+        "from purejaxrl_scale.named_experiments import names\n"
+        "experiments = [load_experiment(name) for name in names()]\n"
+        f"codes = [cli.main(line) for line in {lines!r}]\n"
+        "heavy = [name for name in ('jax', 'flax', 'wandb', 'matplotlib', 'pandas') if name in sys.modules]\n"
+        "print(json.dumps([codes, heavy]))\n"
+    )
+    # From a foreign working directory: experiments are found all the same.
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    codes, heavy = json.loads(done.stdout.splitlines()[-1])
+    assert codes == [0, 0, 0, 2, 2, 2, 2, 0]
+    assert heavy == []
+
+
+flags = st.sampled_from(
+    [f"--{name}" for name in config_io.fields()]
+    + ["--preset", "--environment.no-staggered", "--no-such", "--", "-x", "---seed", "--seed=", "--=", "--environment."]
+)
+words = st.one_of(
+    st.text(max_size=8),
+    st.integers().map(str),
+    st.floats().map(str),
+    st.sampled_from(["true", "False", "kinetix/s", "brax/", "/", "1e400", "1e99999999999999999999", "[", "1_0", "cpu"]),
+)
+lines = st.tuples(
+    st.sampled_from(["train", "bench", "resume", "report", "list", "tain"]),
+    st.one_of(st.sampled_from(names()), words),
+    st.lists(st.one_of(flags, words, st.builds("{}={}".format, flags, words)), max_size=8),
+).map(lambda parts: [parts[0], parts[1], *parts[2]])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lines)
+def test_no_command_line_gives_a_traceback(runs, capsys, monkeypatch, tmp_path, line):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(line) in {0, 2, 75}
