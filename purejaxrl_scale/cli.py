@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from purejaxrl_scale.config import Config, problems
-from purejaxrl_scale.config_io import ConfigError, override
-from purejaxrl_scale.flags import read_flags
+from purejaxrl_scale.config_io import ConfigError, Field, override
+from purejaxrl_scale.flags import PRESET, read_flags
 from purejaxrl_scale.named_experiments import QUICKSTART, Experiment, find_experiment, names
 from purejaxrl_scale.rules import broken_field_rules
 from purejaxrl_scale.runner.folders import CONFIG_FILE, RunError
@@ -33,6 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse(fault.problems)
     except RunError as fault:
         return _refuse([str(fault)])
+    except BrokenPipeError:
+        # The reader of our output has left, as `head` does; Python would complain once more when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
 
 
 def _dispatch(command: str, rest: list[str]) -> int:
@@ -54,24 +59,35 @@ def _dispatch(command: str, rest: list[str]) -> int:
 
 
 def _train(arguments: list[str]) -> int:
-    chosen = _chosen(arguments, "train")
+    chosen = _choose(arguments, "train")
     if chosen is None:
         return DONE
-    experiment, config = chosen
+    experiment, config = chosen.experiment, chosen.config
     _print_header(experiment, config)
+    _check_devices(config)
     from purejaxrl_scale.runner import runner
 
     return runner.train(config, config.run.name or experiment.name)
 
 
 def _bench(arguments: list[str]) -> int:
-    chosen = _chosen(arguments, "bench")
+    chosen = _choose(arguments, "bench", BENCH_OPTIONS)
     if chosen is None:
         return DONE
-    experiment, config = chosen
+    options = chosen.options
+    seconds = options.get("seconds", 5.0)
+    if seconds <= 0:
+        raise ConfigError([f"--seconds must be greater than 0: it is {seconds:g}"])
+    _check_devices(chosen.config)
     from purejaxrl_scale import bench
 
-    return bench.main(config, experiment.name)
+    return bench.main(
+        chosen.config,
+        chosen.experiment.name,
+        textbook=options.get("textbook", False),
+        seconds=seconds,
+        output=Path(options["output"]) if options.get("output") else None,
+    )
 
 
 def _resume(arguments: list[str]) -> int:
@@ -119,6 +135,12 @@ def _doctor(arguments: list[str]) -> int:
     return DONE if doctor.examine() else FAILED
 
 
+BENCH_OPTIONS = {
+    Field("textbook", bool, traced=False): "also measure the textbook shuffle: a permutation array and a copy",
+    Field("seconds", float, traced=False): "time to measure each way for (default: 5)",
+    Field("output", str, traced=False): "append the table to this file, as JSON lines",
+}
+
 Action = Callable[[list[str]], int]
 COMMANDS: dict[str, tuple[str, str, Action]] = {
     "train": ("[EXPERIMENT] [--field value ...]", "Train an agent; without a name, the quickstart.", _train),
@@ -149,20 +171,30 @@ def _overview() -> str:
     )
 
 
-def _chosen(arguments: list[str], command: str) -> tuple[Experiment, Config] | None:
-    """The experiment and the config that a command line asks for; None once it has been shown help instead.
+class Choice(NamedTuple):
+    """What `train` and `bench` are asked to do."""
+
+    experiment: Experiment
+    config: Config
+    options: dict[str, Any]  # of the command, such as bench's
+
+
+def _choose(arguments: list[str], command: str, options: Mapping[Field, str] | None = None) -> Choice | None:
+    """The choice that a command line makes; None once it has been shown help instead.
 
     Raises ConfigError with all faults of the names, the flags, or the resulting config.
     """
+    options = options or {}
     is_named = bool(arguments) and not arguments[0].startswith("-")
-    flags = read_flags(arguments[1:] if is_named else arguments)
+    flags = read_flags(arguments[1:] if is_named else arguments, (PRESET, *options))
     try:
         experiment = find_experiment(arguments[0] if is_named else QUICKSTART)
-        default = experiment.with_preset(flags.preset)
+        default = experiment.with_preset(flags.options.get("preset"))
     except ConfigError as fault:
         raise ConfigError(fault.problems + flags.faults) from None
     if flags.help:
-        _show_fields(experiment, default, f"{PROGRAM} {command} {experiment.name if is_named else '[EXPERIMENT]'}")
+        usage = f"{PROGRAM} {command} {experiment.name if is_named else '[EXPERIMENT]'}"
+        _show_fields(experiment, default, usage, options)
         return None
     config, faults = override(default, flags.overrides)
     faults = flags.faults + faults
@@ -170,19 +202,32 @@ def _chosen(arguments: list[str], command: str) -> tuple[Experiment, Config] | N
     faults += broken_field_rules(config) if faults else problems(config)
     if faults:
         raise ConfigError(faults)
-    return experiment, config
+    return Choice(experiment, config, flags.options)
 
 
-def _show_fields(experiment: Experiment, default: Config, usage: str) -> None:
+def _show_fields(experiment: Experiment, default: Config, usage: str, options: Mapping[Field, str]) -> None:
     import tyro
 
-    presets = f"\n\nPresets (--preset NAME): {', '.join(experiment.presets)}" if experiment.presets else ""
-    description = f"Experiments: {', '.join(names())}, or a Python file of your own.\n\n"
-    description += f"{experiment.name}: {experiment.description}{presets}"
+    parts = [f"{experiment.name}: {experiment.description}"]
+    if experiment.presets:
+        parts.append(f"Presets (--preset NAME): {', '.join(experiment.presets)}")
+    if options:
+        parts.append("; ".join(f"--{option.name}: {meaning}" for option, meaning in options.items()))
+    parts.append(f"Other experiments: {', '.join(names())}, or a Python file of your own.")
     try:
-        tyro.cli(Config, default=default, args=["--help"], prog=usage, description=description)
+        tyro.cli(Config, default=default, args=["--help"], prog=usage, description="\n\n".join(parts))
     except SystemExit:
         return
+
+
+def _check_devices(config: Config) -> None:
+    """Refuse what this machine's devices cannot honour. The only check that imports JAX, so it comes last."""
+    from purejaxrl_scale import devices
+
+    try:
+        devices.make_mesh(config.devices)
+    except ValueError as fault:
+        raise ConfigError([str(fault)]) from None
 
 
 def _one_run(arguments: list[str], command: str) -> Path:

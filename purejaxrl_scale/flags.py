@@ -6,27 +6,31 @@ tyro draws `--help` from the same dataclasses. The reading is our own since whol
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, get_origin
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, get_origin
 
-from purejaxrl_scale.config_io import Field, fields, unknown_field
+from purejaxrl_scale.config_io import Field, coerce, fields, unknown_field
+from purejaxrl_scale.suggest import nearest
 
+PRESET = Field("preset", str, traced=False)
 _SWITCH_WORDS = {"true", "false", "yes", "no", "on", "off", "1", "0"}
 
 
 class Flags(NamedTuple):
-    """What a command line asks for, not yet coerced."""
+    """What a command line asks for."""
 
-    overrides: dict[str, object]  # dotted field -> text, list of texts, or bool; of a repeated flag the last
-    preset: str | None
+    overrides: dict[str, object]  # dotted field -> text or bool, not yet coerced; of a repeated flag the last
+    options: dict[str, Any]  # the command's own options, coerced
     help: bool
     faults: list[str]
 
 
-def read_flags(tokens: Sequence[str]) -> Flags:
-    """Sort tokens into fields and values. Dashes and underscores are the same."""
-    overrides: dict[str, object] = {}
-    preset, asks_help = None, False
+def read_flags(tokens: Sequence[str], options: Sequence[Field] = (PRESET,)) -> Flags:
+    """Sort tokens into fields of Config and options of the command. Dashes and underscores are the same."""
+    known = fields() | {option.name: option for option in options}
+    own = {option.name for option in options}
+    values: dict[str, object] = {}
+    asks_help = False
     faults: list[str] = []
     rest = list(tokens)
     while rest:
@@ -37,39 +41,54 @@ def read_flags(tokens: Sequence[str]) -> Flags:
         if not token.startswith("--"):
             faults.append(f"unexpected {token!r}: the experiment comes first, then --field value")
             continue
-        flag, has_value, text = token.partition("=")
-        name = flag[2:].replace("-", "_")
-        if name == "preset":
-            values = [text] if has_value else _words(rest, 1)
-            if values:
-                preset = values[0]
-            else:
-                faults.append(f"{flag} needs a value")
-            continue
-        field, negated = _find(name)
+        name = token[2:].partition("=")[0].replace("-", "_")
+        field, negated = _find(name, known)
         if field is None:
-            faults.append(unknown_field(flag[2:]).replace("_", "-") if "-" in flag[2:] else unknown_field(name))
+            faults.append(_unknown_flag(token, own))
             _words(rest, len(rest))  # its values: one fault is enough
             continue
-        if negated:
-            overrides[field.name] = False
-            if has_value:
-                faults.append(f"{flag} takes no value: write --{field.name} {text}")
-        elif has_value:
-            overrides[field.name] = text
-        elif field.type is bool:
-            is_word = bool(rest) and rest[0].lower() in _SWITCH_WORDS
-            overrides[field.name] = rest.pop(0) if is_word else True
-        elif get_origin(field.type) is tuple:
-            # A shell's `128 128` and `128,128` mean the same.
-            overrides[field.name] = ",".join(_words(rest, len(rest)))
-        else:
-            values = _words(rest, 1)
-            if values:
-                overrides[field.name] = values[0]
-            else:
-                faults.append(f"{flag} needs a value")
-    return Flags(overrides, preset, asks_help, faults)
+        try:
+            values[field.name] = _value(field, negated, token, rest)
+        except ValueError as fault:
+            faults.append(str(fault))
+    chosen: dict[str, Any] = {}
+    for option in options:
+        if option.name in values:
+            try:
+                chosen[option.name] = coerce(option, values.pop(option.name))
+            except ValueError as fault:
+                faults.append(str(fault))
+    return Flags(values, chosen, asks_help, faults)
+
+
+def _value(field: Field, negated: bool, token: str, rest: list[str]) -> object:
+    """A flag's value, from the token itself or from the front of `rest`. Raises ValueError where there is none."""
+    flag, has_value, text = token.partition("=")
+    if negated:
+        if has_value:
+            raise ValueError(f"{flag} takes no value: write --{field.name} {text}")
+        return False
+    if has_value:
+        return text
+    if field.type is bool:
+        return rest.pop(0) if rest and rest[0].lower() in _SWITCH_WORDS else True
+    if get_origin(field.type) is tuple:
+        # A shell's `128 128` and `128,128` mean the same.
+        return ",".join(_words(rest, len(rest)))
+    words = _words(rest, 1)
+    if not words:
+        raise ValueError(f"{flag} needs a value")
+    return words[0]
+
+
+def _unknown_flag(token: str, options: set[str]) -> str:
+    flag = token[2:].partition("=")[0]
+    close = nearest(flag, options)
+    if close:
+        return f"there is no option --{flag}: did you mean --{close[0]}?"
+    # In the spelling that was used, so that the answer can be pasted.
+    sentence = unknown_field(flag.replace("-", "_"))
+    return sentence.replace("_", "-") if "-" in flag else sentence
 
 
 def _words(rest: list[str], most: int) -> list[str]:
@@ -82,9 +101,8 @@ def _words(rest: list[str], most: int) -> list[str]:
     return taken
 
 
-def _find(name: str) -> tuple[Field | None, bool]:
+def _find(name: str, known: Mapping[str, Field]) -> tuple[Field | None, bool]:
     """The field of a flag, and whether the flag is its negation: environment.no_staggered, no_environment.staggered."""
-    known = fields()
     if name in known:
         return known[name], False
     group, dot, last = name.rpartition(".")

@@ -1,8 +1,10 @@
 """Commands: what they run, what they refuse and how, and that neither help nor a refusal imports JAX."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -29,8 +31,9 @@ class Runs:
         self.names.append(name)
         return 75
 
-    def main(self, path, *rest):
+    def main(self, path, *rest, **options):
         self.paths.append(path)
+        self.options = options
         return 0
 
     resume = main
@@ -126,6 +129,10 @@ def test_total_steps_are_exact(runs, text):
         (["train", "./no_such_file.py"], "there is no file ./no_such_file.py"),
         (["train", "cartpole", "--preset", "smal"], "did you mean small?"),
         (["train", "cartpole", "--preset"], "--preset needs a value"),
+        (["train", "cartpole", "--prest", "small"], "did you mean --preset?"),
+        (["train", "cartpole", "--textbook"], "there is no field textbook"),
+        (["bench", "cartpole", "--seconds", "0"], "--seconds must be greater than 0"),
+        (["bench", "cartpole", "--seconds", "long"], "seconds takes a finite number"),
         (["train", "cartpole", "--total-steps", "1.5"], "the nearest are 1 and 2"),
         (["train", "cartpole", "--seed"], "--seed needs a value"),
         (["train", "cartpole", "--seed", "--seeds", "2"], "--seed needs a value"),
@@ -201,13 +208,17 @@ def test_runs_are_found_by_path_name_or_latest(runs, monkeypatch, tmp_path, caps
         (tmp_path / "runs" / name).mkdir(parents=True)
         path = tmp_path / "runs" / name / "config.yaml"
         config_io.save(Config(), path)
-        import os
-
         os.utime(path, (index, index))
     for text in ("first-0", "runs/first-0", str(tmp_path / "runs" / "first-0"), "latest"):
         assert cli.main([command, text]) == 0
     assert [path.name for path in runs.paths] == ["first-0"] * 3 + ["second-0"]
     assert "did you mean first-0?" in refused(capsys, command, "first-1")
+
+
+def test_bench_takes_options_of_its_own(runs):
+    assert cli.main(["bench", "cartpole", "--textbook", "--seconds", "2", "--seed", "3", "--output=a/b.jsonl"]) == 0
+    assert runs.paths[0].seed == 3
+    assert runs.options == {"textbook": True, "seconds": 2.0, "output": Path("a/b.jsonl")}
 
 
 def test_report_takes_several_runs(runs, monkeypatch, tmp_path):
@@ -228,6 +239,20 @@ def test_a_refusal_by_the_runner_is_told_the_same_way(monkeypatch, capsys):
     monkeypatch.setattr(purejaxrl_scale.runner, "runner", SimpleNamespace(train=refuse), raising=False)
     assert cli.main(["train", "cartpole"]) == 2
     assert "there is no GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (["--devices.require-gpu"], "JAX sees only CPUs"),
+        (["--devices.count", "16", "--devices.logical-shards", "16"], "devices.count is 16, but JAX sees 8 device(s)"),
+        (["--devices.logical-shards", "4"], "nearest legal value: 8"),
+    ],
+)
+def test_devices_that_are_not_there_are_refused(runs, capsys, tokens, expected):
+    assert cli.main(["train", "cartpole", *tokens]) == 2
+    assert expected in capsys.readouterr().err
+    assert runs.configs == []
 
 
 def test_list_names_experiments_and_environments(capsys):

@@ -214,9 +214,10 @@ def test_heads_are_those_that_the_network_takes():
     from purejaxrl_scale.networks.entity_transformer import MASK_KINDS, EntityTransformer
 
     features = EntityTransformer.qkv_features
-    assert tuple(
-        heads for heads in range(1, features + 1) if heads % MASK_KINDS == 0 and features % heads == 0
-    ) == TRANSFORMER_HEADS
+    assert (
+        tuple(heads for heads in range(1, features + 1) if heads % MASK_KINDS == 0 and features % heads == 0)
+        == TRANSFORMER_HEADS
+    )
 
 
 any_value = st.one_of(st.integers(-5, 3000), st.integers(-(2**63), 2**63), st.floats(allow_nan=False, width=16))

@@ -157,8 +157,9 @@ class Brax:
 
     def _step_once(self, physics: PyTree, action: jax.Array):
         """One step without repeats -> (physics, observation, reward, terminated)."""
-        # An environment that read its last observation, reward, metrics or info would fail here instead of going wrong.
-        before = brax.envs.State(physics, obs=None, reward=None, done=jnp.zeros(()), metrics={}, info={})
+        # An environment that read its last observation, metrics or info would fail here instead of going wrong.
+        nothing = jnp.zeros(())
+        before = brax.envs.State(physics, obs={}, reward=nothing, done=nothing, metrics={}, info={})
         with _quiet():
             after = self.upstream.step(before, action)
         return (
@@ -169,9 +170,10 @@ class Brax:
         )
 
     def _system(self):
-        if not hasattr(self.upstream, "sys"):
+        system = getattr(self.upstream, "sys", None)
+        if system is None:
             raise RenderUnavailable(f"{self.name} has no bodies to draw")
-        return self.upstream.sys
+        return system
 
     def _physics(self, states: list[BraxState]) -> list[PyTree]:
         return [state.physics for state in jax.device_get(states)]
@@ -180,11 +182,11 @@ class Brax:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Calls into Brax: it breaks rank promotion, warns that it is unmaintained, and MuJoCo writes files of warnings."""
-    handler = mujoco.get_mju_user_warning()
-    mujoco.set_mju_user_warning(lambda message: None)
+    handler = mujoco.get_mju_user_warning()  # pyright: ignore[reportAttributeAccessIssue]
+    mujoco.set_mju_user_warning(lambda message: None)  # pyright: ignore[reportAttributeAccessIssue]
     try:
         with jax.numpy_rank_promotion("allow"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        mujoco.set_mju_user_warning(handler)
+        mujoco.set_mju_user_warning(handler)  # pyright: ignore[reportAttributeAccessIssue]

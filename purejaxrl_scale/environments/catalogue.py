@@ -102,13 +102,13 @@ def name_problem(name: str) -> str | None:
     known = list(names())
     if name in known:
         return None
-    suite, slash, member = name.partition("/")
+    suite = name.partition("/")[0].lower()
     near = _nearest(name, known)
     if near:
         return f"unknown environment {name!r}: did you mean {' or '.join(near)}?"
-    if suite.lower() in OPTIONS:
-        members = ", ".join(other.partition("/")[2] for other in known if other.startswith(f"{suite.lower()}/"))
-        return f"unknown environment {name!r}: {suite.lower()} has {members}"
+    if suite in OPTIONS:
+        members = ", ".join(other.partition("/")[2] for other in known if other.startswith(f"{suite}/"))
+        return f"unknown environment {name!r}: {suite} has {members}"
     return f"unknown environment {name!r}: names are like kinetix/s, brax/ant and gymnax/CartPole-v1"
 
 

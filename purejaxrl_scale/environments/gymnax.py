@@ -8,6 +8,7 @@ that the ball stays in play, for either side.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import gymnax
@@ -15,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from gymnax.environments import spaces
-from gymnax.environments.environment import EnvParams, EnvState
 from gymnax.environments.environment import Environment as Upstream
+from gymnax.environments.environment import EnvParams, EnvState
 
 from purejaxrl_scale.environments import drawing
 from purejaxrl_scale.environments.catalogue import GYMNAX
@@ -97,7 +98,7 @@ class Gymnax:
         # To bool this is exact, as the images hold nothing but zeros and ones: a quarter of the memory of float32.
         return jnp.asarray(observation, self.observation_space.dtype)
 
-    def _observe_again(self, states: list[EnvState]) -> np.ndarray:
+    def _observe_again(self, states: Sequence[EnvState]) -> np.ndarray:
         """Observations [T, ...] of states: the suite keeps none in them."""
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
 
@@ -108,7 +109,7 @@ class Gymnax:
         return np.asarray(jax.jit(jax.vmap(observe))(stacked))
 
 
-def _observation_space(name: str, space: spaces.Space) -> Box:
+def _observation_space(name: str, space: spaces.Discrete | spaces.Box) -> Box:
     if isinstance(space, spaces.Discrete):
         return Box(np.zeros(space.n, np.float32), np.ones(space.n, np.float32), (space.n,))
     shape = tuple(space.shape)
@@ -118,7 +119,7 @@ def _observation_space(name: str, space: spaces.Space) -> Box:
     return Box(low, high, shape, np.bool_ if GYMNAX[name].observation == "image" else np.float32)
 
 
-def _action_space(space: spaces.Space) -> ActionSpace:
+def _action_space(space: spaces.Discrete | spaces.Box) -> ActionSpace:
     if isinstance(space, spaces.Discrete):
         return Discrete(int(space.n))
     shape = tuple(space.shape)

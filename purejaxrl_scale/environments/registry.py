@@ -16,6 +16,8 @@ from purejaxrl_scale.suggest import did_you_mean
 if TYPE_CHECKING:
     from purejaxrl_scale.environments.interface import Environment
 
+_PACKAGES = {"kinetix": "kinetix-env", "brax": "brax", "gymnax": "gymnax"}
+
 
 def make(name: str, **options: object) -> Environment:
     """The environment of a name, as suite/environment; the options are those of its suite's `make`.
@@ -52,6 +54,3 @@ def _adapter(suite: str, name: str):
             f"{name} needs the package {_PACKAGES[suite]}, which cannot be imported here: "
             f"{type(error).__name__}: {error}"
         ) from error
-
-
-_PACKAGES = {"kinetix": "kinetix-env", "brax": "brax", "gymnax": "gymnax"}

@@ -34,6 +34,8 @@ class ActionHead(NamedTuple):
             return Categorical(outputs)
         if self.kind == "multi_categorical":
             return MultiCategorical(outputs, self.sizes)
+        if log_std is None:
+            raise ValueError(f"a {self.kind} policy needs log_std")
         spread = jnp.broadcast_to(log_std.reshape(*[1] * (outputs.ndim - 1), -1), outputs.shape)
         return Gaussian(outputs, spread) if self.kind == "gaussian" else TanhGaussian(outputs, spread)
 
@@ -189,7 +191,9 @@ def _action_head(config: NetworkConfig, action_space: ActionSpace) -> ActionHead
 def _check_torso(config: NetworkConfig, observation_space: PyTree) -> None:
     is_box = isinstance(observation_space, Box)
     if not is_box and not isinstance(observation_space, dict):
-        raise ValueError(f"no network reads the observation space {observation_space}; known are Box and dicts of Boxes")
+        raise ValueError(
+            f"no network reads the observation space {observation_space}; known are Box and dicts of Boxes"
+        )
     ranks = [len(box.shape) for box in ([observation_space] if is_box else observation_space.values())]
     entities = not is_box and "attention_mask" in observation_space
     if config.name == "mlp" and entities:
@@ -200,7 +204,8 @@ def _check_torso(config: NetworkConfig, observation_space: PyTree) -> None:
     if config.name in ("minatar_cnn", "impala_cnn") and (entities or ranks.count(3) != 1):
         raise ValueError(
             f"network.name {config.name} needs one image [height, width, channels] in the observation, "
-            f"and this environment's has {_describe(observation_space)}; use {'entity_transformer' if entities else 'mlp'}"
+            f"and this environment's has {_describe(observation_space)}; "
+            f"use {'entity_transformer' if entities else 'mlp'}"
         )
     if config.name == "minatar_cnn":
         _check_board(observation_space)
@@ -212,9 +217,7 @@ def _check_board(observation_space: Box | dict[str, Box]) -> None:
     boxes = [observation_space] if isinstance(observation_space, Box) else observation_space.values()
     height, width, _ = next(box.shape for box in boxes if len(box.shape) == 3)
     if min(height, width) < 3:
-        raise ValueError(
-            f"network.name minatar_cnn has a 3x3 convolution, and the image is {height}x{width}; use mlp"
-        )
+        raise ValueError(f"network.name minatar_cnn has a 3x3 convolution, and the image is {height}x{width}; use mlp")
 
 
 def _check_entities(config: NetworkConfig, observation_space: Box | dict[str, Box]) -> None:
@@ -224,13 +227,16 @@ def _check_entities(config: NetworkConfig, observation_space: Box | dict[str, Bo
             f"network.name entity_transformer needs Kinetix's entity observation, and {', '.join(missing)} "
             "are not in this one; use environment.observation entity in kinetix, or network.name mlp"
         )
-    legal = [heads for heads in range(MASK_KINDS, EntityTransformer.qkv_features + 1, MASK_KINDS)
-             if EntityTransformer.qkv_features % heads == 0]
+    legal = [
+        heads
+        for heads in range(MASK_KINDS, EntityTransformer.qkv_features + 1, MASK_KINDS)
+        if EntityTransformer.qkv_features % heads == 0
+    ]
     if config.transformer_heads not in legal:
         nearest = min(legal, key=lambda heads: abs(heads - config.transformer_heads))
         raise ValueError(
-            f"network.transformer_heads is {config.transformer_heads}: the heads are shared out over {MASK_KINDS} kinds "
-            f"of mask and share {EntityTransformer.qkv_features} features; use {nearest}"
+            f"network.transformer_heads is {config.transformer_heads}: the heads are shared out over {MASK_KINDS} "
+            f"kinds of mask and share {EntityTransformer.qkv_features} features; use {nearest}"
         )
 
 

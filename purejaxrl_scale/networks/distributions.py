@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,7 @@ class Distribution(Protocol):
         """Entropy in nats, or its one-sample estimate: f32[batch]."""
         ...
 
-    def kl(self, other: Distribution) -> jax.Array:
+    def kl(self, other: Self) -> jax.Array:
         """Exact KL(self || other) in nats: f32[batch]."""
         ...
 
@@ -72,7 +72,7 @@ class Categorical:
         log_p = _log_softmax(self.logits)
         return -_expectation(log_p, log_p)
 
-    def kl(self, other: Categorical) -> jax.Array:
+    def kl(self, other: Self) -> jax.Array:
         log_p = _log_softmax(self.logits)
         return _expectation(log_p, log_p - _log_softmax(other.logits))
 
@@ -102,7 +102,7 @@ class MultiCategorical:
     def entropy(self, keys: jax.Array | None = None) -> jax.Array:
         return jnp.sum(Categorical(self._table()).entropy(), axis=-1)
 
-    def kl(self, other: MultiCategorical) -> jax.Array:
+    def kl(self, other: Self) -> jax.Array:
         return jnp.sum(Categorical(self._table()).kl(Categorical(other._table())), axis=-1)
 
     def to_environment(self, action: jax.Array, action_space: ActionSpace) -> jax.Array:
@@ -147,15 +147,16 @@ class Gaussian:
     def entropy(self, keys: jax.Array | None = None) -> jax.Array:
         return jnp.sum(_float32(self.log_std) + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
 
-    def kl(self, other: Gaussian) -> jax.Array:
+    def kl(self, other: Self) -> jax.Array:
         log_ratio = _float32(self.log_std) - _float32(other.log_std)
         distance = (_float32(self.mean) - _float32(other.mean)) * jnp.exp(-_float32(other.log_std))
         # expm1 keeps the small difference that exp(x) - 1 - x loses when two policies are close.
         return 0.5 * jnp.sum(jnp.expm1(2 * log_ratio) - 2 * log_ratio + jnp.square(distance), axis=-1)
 
     def to_environment(self, action: jax.Array, action_space: ActionSpace) -> jax.Array:
-        low, high = _bounds(action_space, action)
-        return _shaped(jnp.clip(action, low, high), action_space)
+        box = _box(action_space)
+        low, high = _bounds(box, action)
+        return _shaped(jnp.clip(action, low, high), box)
 
 
 @jax.tree_util.register_dataclass
@@ -200,12 +201,13 @@ class TanhGaussian:
         sample = mean + jnp.exp(log_std) * _noise(keys, mean.shape)
         return self._normal().entropy() + _log_tanh_slope(sample)
 
-    def kl(self, other: TanhGaussian) -> jax.Array:
+    def kl(self, other: Self) -> jax.Array:
         return self._normal().kl(other._normal())
 
     def to_environment(self, action: jax.Array, action_space: ActionSpace) -> jax.Array:
-        low, high = _bounds(action_space, action)
-        return _shaped(jnp.clip(low + (jnp.tanh(action) + 1) / 2 * (high - low), low, high), action_space)
+        box = _box(action_space)
+        low, high = _bounds(box, action)
+        return _shaped(jnp.clip(low + (jnp.tanh(action) + 1) / 2 * (high - low), low, high), box)
 
     def _normal(self) -> Gaussian:
         return Gaussian(self.mean, self.log_std)
@@ -265,12 +267,16 @@ def _log_tanh_slope(u: jax.Array) -> jax.Array:
     return jnp.sum(2 * (math.log(2) - u - jax.nn.softplus(-2 * u)), axis=-1)
 
 
-def _bounds(action_space: ActionSpace, action: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _box(action_space: ActionSpace) -> Box:
     if not isinstance(action_space, Box):
         raise ValueError(f"a continuous policy needs a Box of actions, not {action_space}")
-    low, high = (jnp.asarray(bound, jnp.float32).reshape(-1) for bound in (action_space.low, action_space.high))
+    return action_space
+
+
+def _bounds(box: Box, action: jax.Array) -> tuple[jax.Array, jax.Array]:
+    low, high = (jnp.asarray(bound, jnp.float32).reshape(-1) for bound in (box.low, box.high))
     return jnp.broadcast_to(low, action.shape), jnp.broadcast_to(high, action.shape)
 
 
-def _shaped(action: jax.Array, action_space: Box) -> jax.Array:
-    return action.reshape(*action.shape[:-1], *action_space.shape)
+def _shaped(action: jax.Array, box: Box) -> jax.Array:
+    return action.reshape(*action.shape[:-1], *box.shape)

@@ -224,7 +224,9 @@ class Session:
     def _save(self, state: PyTree) -> None:
         leaves = checkpoints.to_host(state)
         for saver, seed, recorder in zip(self._savers, self._seeds, self._recorders, strict=True):
-            meta = {"steps": self.steps, "wall_seconds": self.wall_seconds, "pending": recorder.pending}
+            # A copy: the recorder goes on while the checkpoint is written in the background.
+            pending = {name: list(sums) for name, sums in recorder.pending.items()}
+            meta = {"steps": self.steps, "wall_seconds": self.wall_seconds, "pending": pending}
             saver.save(self.outer_step, checkpoints.member_leaves(leaves, seed), meta)
         self.saved_at = self.outer_step
 

@@ -68,6 +68,6 @@ def test_impala_has_fifteen_convolutions_and_vectors_reach_the_dense_layer():
 
 def test_low_precision_keeps_float32_parameters():
     image = jnp.zeros((1, 10, 10, 4), bool)
-    features, variables = MinAtarCNN("bfloat16").init_with_output(jax.random.key(0), image)
+    features, variables = jax.jit(MinAtarCNN("bfloat16").init_with_output)(jax.random.key(0), image)
     assert features.dtype == jnp.bfloat16
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(variables))

@@ -161,7 +161,9 @@ class TestSampling:
         sample = p.sample(keys)
         alone = jax.tree.map(lambda leaf: leaf[3:4], p).sample(keys[3:4])
         others = jax.random.split(jax.random.key(77), 8)
-        changed = p.sample(jax.random.wrap_key_data(jax.random.key_data(others).at[3].set(jax.random.key_data(keys[3]))))
+        changed = p.sample(
+            jax.random.wrap_key_data(jax.random.key_data(others).at[3].set(jax.random.key_data(keys[3])))
+        )
         np.testing.assert_array_equal(alone[0], sample[3])
         np.testing.assert_array_equal(changed[3], sample[3])
         assert not np.array_equal(changed, sample)
@@ -227,7 +229,7 @@ class TestTanhGaussian:
         draws, mean, std = 40_000, 0.4, 0.8
         p = TanhGaussian(jnp.full((draws, 1), mean), jnp.full((draws, 1), math.log(std)))
         node, weight = np.polynomial.hermite_e.hermegauss(64)
-        slope = np.log1p(-np.tanh(mean + std * node) ** 2) @ weight / math.sqrt(2 * math.pi)
+        slope = np.log1p(-(np.tanh(mean + std * node) ** 2)) @ weight / math.sqrt(2 * math.pi)
         exact = math.log(std) + 0.5 * math.log(2 * math.pi * math.e) + slope
         np.testing.assert_allclose(np.mean(p.entropy_estimate(keys_for(6, draws))), exact, atol=0.01)
         assert not TanhGaussian.entropy_is_exact and Gaussian.entropy_is_exact and Categorical.entropy_is_exact

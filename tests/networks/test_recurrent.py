@@ -17,7 +17,7 @@ def make(shared: bool, **options):
     actor_critic = make_actor_critic(
         NetworkConfig(widths=(8,), recurrent=True, hidden_size=5, shared=shared, **options), SPACE, Discrete(4)
     )
-    params = actor_critic.init(jax.random.key(0), jnp.zeros(3))
+    params = jax.jit(actor_critic.init)(jax.random.key(0), jnp.zeros(3))
     # The actor's last layer starts so small that a wrong memory would hide in it.
     params["actor"]["kernel"] = 100 * params["actor"]["kernel"]
     return actor_critic, params
@@ -61,9 +61,7 @@ def test_two_episodes_back_to_back_equal_the_two_apart(shared):
     memory = jax.tree.map(lambda leaf: leaf + 3.0, actor_critic.initial_memory(1))
     together, value = actor_critic.unroll(params, memory, observation, first)
     for part in (slice(0, 3), slice(3, 7)):
-        alone, alone_value = actor_critic.unroll(
-            params, actor_critic.initial_memory(1), observation[part], first[part]
-        )
+        alone, alone_value = actor_critic.unroll(params, actor_critic.initial_memory(1), observation[part], first[part])
         np.testing.assert_allclose(together.logits[part], alone.logits, rtol=1e-6, atol=1e-6)
         np.testing.assert_allclose(value[part], alone_value, rtol=1e-6, atol=1e-6)
     ignoring, _ = actor_critic.unroll(params, memory, observation, first.at[3].set(False))
@@ -109,7 +107,7 @@ def test_gradient_reaches_back_through_time_and_not_past_a_reset():
         return actor_critic.unroll(params, memory, observation, first)[1][-1, 0]
 
     observation = jax.random.normal(jax.random.key(1), (4, 1, 3))
-    gradient = jax.grad(last_value)(observation, jnp.array([1, 0, 0, 0], bool)[:, None])
+    gradient = jax.jit(jax.grad(last_value))(observation, jnp.array([1, 0, 0, 0], bool)[:, None])
     assert (np.abs(gradient).max(axis=(1, 2)) > 0).all()
-    gradient = jax.grad(last_value)(observation, jnp.array([1, 0, 1, 0], bool)[:, None])
+    gradient = jax.jit(jax.grad(last_value))(observation, jnp.array([1, 0, 1, 0], bool)[:, None])
     assert (np.abs(gradient).max(axis=(1, 2)) > 0).tolist() == [False, False, True, True]

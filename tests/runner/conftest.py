@@ -15,8 +15,6 @@ from purejaxrl_scale.config import AlgorithmConfig, CheckpointConfig, Config, En
 from purejaxrl_scale.config import RunConfig
 from purejaxrl_scale.environments.interface import Box, Discrete, Timestep
 
-jax.config.update("jax_numpy_rank_promotion", "raise")
-
 
 class ToyState(NamedTuple):
     time: jax.Array  # i32[]

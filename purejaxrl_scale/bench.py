@@ -1,0 +1,223 @@
+"""Steps a second, three ways: the environment with random actions, with the policy, and with learning."""
+
+from __future__ import annotations
+
+import json
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+from rich.table import Table
+
+from purejaxrl_scale.config import Config
+from purejaxrl_scale.environments import autoreset
+from purejaxrl_scale.environments.autoreset import Start
+from purejaxrl_scale.environments.interface import ActionSpace, Discrete, MultiDiscrete
+from purejaxrl_scale.rollout import Actors, Simulation, collect, environment_keys
+from purejaxrl_scale.train import Trainer, TrainState, make_train
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One way of running, measured."""
+
+    name: str
+    steps_per_second: float  # environment steps, the median over calls
+    calls: int
+    trace_seconds: float  # tracing and lowering
+    compile_seconds: float  # XLA's own, or reading its cache
+    memory_bytes: int  # XLA's plan: arguments + outputs + temporaries - aliased
+
+
+@dataclass
+class _Case:
+    """A compiled function of its own output, to be called again and again."""
+
+    name: str
+    call: Callable
+    state: object
+    steps: int  # environment steps a call
+    trace_seconds: float
+    compile_seconds: float
+    memory_bytes: int
+
+    def run(self) -> float:
+        """One call -> steps a second."""
+        begin = time.perf_counter()
+        self.state = jax.block_until_ready(self.call(self.state))
+        return self.steps / (time.perf_counter() - begin)
+
+
+def random_action(space: ActionSpace, key: jax.Array) -> jax.Array:
+    """A uniform action."""
+    if isinstance(space, Discrete):
+        return jax.random.randint(key, (), 0, space.n)
+    if isinstance(space, MultiDiscrete):
+        return jax.random.randint(key, (len(space.sizes),), 0, jnp.asarray(space.sizes))
+    return jax.random.uniform(key, space.shape, minval=jnp.asarray(space.low), maxval=jnp.asarray(space.high))
+
+
+def random_rollout(simulation: Simulation, pool, actors: Actors, key: jax.Array) -> Actors:
+    """As many steps as a rollout, with random actions and resets, and nothing else."""
+    environment, options = simulation.environment, simulation.config.environment
+    num_local = actors.is_first.shape[0]
+    rows = jnp.arange(num_local, dtype=jnp.int32)
+
+    def step(start, time_key):
+        action_key, dynamics_key, reset_key = jax.random.split(time_key, 3)
+        actions = jax.vmap(lambda key: random_action(environment.action_space, key))(
+            environment_keys(action_key, rows, num_local)
+        )
+        timestep = jax.vmap(environment.step)(environment_keys(dynamics_key, rows, num_local), start.state, actions)
+        start = autoreset.restart(
+            environment,
+            options.autoreset,
+            pool,
+            actors.first_start,
+            timestep.terminated | timestep.truncated,
+            lambda rows: environment_keys(reset_key, rows, num_local),
+            Start(timestep.observation, timestep.state),
+        )
+        return start, None
+
+    keys = jax.random.split(key, simulation.config.algorithm.rollout_length)
+    start, _ = jax.lax.scan(step, actors.start, keys)
+    return actors._replace(start=start)
+
+
+def measure(config: Config, *, textbook: bool = False, seconds: float = 5.0) -> list[Measurement]:
+    """Each way for about `seconds`, in turns so that a slow spell of the machine hits all alike.
+
+    With `textbook`, training is also measured with the shuffle that sorts and copies the batch.
+    """
+    config = replace(config, devices=replace(config.devices, count=1))
+    trainer = make_train(config)
+    cases = [
+        _case("environment", config, trainer, _environment_only(trainer)),
+        _case("+ policy", config, trainer, _with_policy(trainer)),
+        _training_case("+ learning", trainer),
+    ]
+    if textbook:
+        shuffled = replace(config, algorithm=replace(config.algorithm, shuffle="permutation"))
+        cases.append(_training_case("+ learning, textbook shuffle", make_train(shuffled)))
+    rates: dict[str, list[float]] = {case.name: [] for case in cases}
+    for case in cases:
+        case.run()
+    deadline = time.perf_counter() + seconds * len(cases)
+    while time.perf_counter() < deadline or len(rates[cases[-1].name]) < 3:
+        for case in cases:
+            rates[case.name].append(case.run())
+    return [
+        Measurement(
+            case.name,
+            statistics.median(rates[case.name]),
+            len(rates[case.name]),
+            case.trace_seconds,
+            case.compile_seconds,
+            case.memory_bytes,
+        )
+        for case in cases
+    ]
+
+
+def _environment_only(trainer: Trainer):
+    def run(state: TrainState) -> TrainState:
+        key = jax.random.fold_in(state.key, state.outer_step)
+        actors = random_rollout(trainer.simulation, state.pool, state.actors, key)
+        return state._replace(actors=actors, outer_step=state.outer_step + 1)
+
+    return run
+
+
+def _with_policy(trainer: Trainer):
+    def run(state: TrainState) -> TrainState:
+        key = jax.random.fold_in(state.key, state.outer_step)
+        # The trajectory is an output, so that nothing of it can be left out; the caller drops it.
+        actors, trajectory, last_value, _ = collect(
+            trainer.simulation, state.learner.params, lambda observation: observation, state.pool, state.actors, key
+        )
+        return state._replace(actors=actors, outer_step=state.outer_step + 1), (trajectory, last_value)
+
+    return run
+
+
+def _case(name: str, config: Config, trainer: Trainer, function: Callable) -> _Case:
+    state = jax.block_until_ready(trainer.init(jax.random.key(config.seed)))
+    begin = time.perf_counter()
+    lowered = jax.jit(function).lower(state)
+    return _compiled_case(name, lowered, state, config.batch_size, begin, wants_length=False)
+
+
+def _training_case(name: str, trainer: Trainer) -> _Case:
+    state = jax.block_until_ready(trainer.init(jax.random.key(trainer.config.seed)))
+    begin = time.perf_counter()
+    lowered = trainer.lower_chunk(state)
+    return _compiled_case(name, lowered, state, trainer.config.batch_size, begin, wants_length=True)
+
+
+def _compiled_case(name, lowered, state, steps: int, begin: float, *, wants_length: bool) -> _Case:
+    traced = time.perf_counter()
+    compiled = lowered.compile()
+    done = time.perf_counter()
+    plan = compiled.memory_analysis()
+    memory = (
+        plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes - plan.alias_size_in_bytes
+    )
+
+    def call(state):
+        result = compiled(state, jnp.uint32(1)) if wants_length else compiled(state)
+        jax.block_until_ready(result)
+        return result if isinstance(result, TrainState) else result[0]
+
+    return _Case(name, call, state, steps, traced - begin, done - traced, memory)
+
+
+def render(name: str, config: Config, measurements: list[Measurement]) -> Table:
+    """The table that `bench` prints."""
+    table = Table(
+        title=f"{name}: {config.environment.name}, {config.environment.num_envs:,} environments x "
+        f"{config.algorithm.rollout_length} steps"
+    )
+    for heading in ("", "steps/s", "of environment", "trace s", "compile s", "XLA memory MB"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    whole = measurements[0].steps_per_second
+    for one in measurements:
+        table.add_row(
+            one.name,
+            f"{one.steps_per_second:,.0f}",
+            f"{one.steps_per_second / whole:.0%}",
+            f"{one.trace_seconds:.1f}",
+            f"{one.compile_seconds:.1f}",
+            f"{one.memory_bytes / 1e6:,.1f}",
+        )
+    return table
+
+
+def main(
+    config: Config, name: str, *, textbook: bool = False, seconds: float = 5.0, output: Path | None = None
+) -> int:
+    """Measure, print the table, and write it as JSON lines to `output` where one is given."""
+    console = Console()
+    with console.status(f"measuring {name} on {jax.devices()[0].platform} ..."):
+        measurements = measure(config, textbook=textbook, seconds=seconds)
+    console.print(render(name, config, measurements))
+    if textbook:
+        ratio = measurements[2].steps_per_second / measurements[3].steps_per_second
+        console.print(f"training throughput over the textbook shuffle's: {ratio:.2f}x")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    console.print(f"peak resident memory of this process, compilers included: {peak / 1e6:,.0f} MB")
+    console.print(f"{platform.processor() or platform.machine()}, {jax.device_count()} device(s), jax {jax.__version__}")
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with output.open("a") as file:
+            for one in measurements:
+                file.write(json.dumps({"experiment": name, **one.__dict__}) + "\n")
+        console.print(f"table appended to {output}")
+    return 0
