@@ -21,11 +21,12 @@ from purejaxrl_scale.environments.interface import PyTree
 from purejaxrl_scale.minibatches import shuffled_index
 from purejaxrl_scale.networks.distributions import Distribution
 
+CPU_MICROBATCH = 4096
 LOG_RATIO_CAP = 4.605170185988092  # log 100: importance ratios beyond 100 carry noise and little else
 
 
 class Batch(NamedTuple):
-    """What the loss needs of each sample, [T, N, ...] for the whole batch and [L, B / L, ...] for a minibatch."""
+    """What the loss needs of each sample: [T, N, ...] for the whole batch, [L, B / L, ...] for segments of length L."""
 
     observation: PyTree  # raw
     action: jax.Array
@@ -35,6 +36,14 @@ class Batch(NamedTuple):
     target: jax.Array  # f32, value + advantage
     valid: jax.Array  # bool
     is_first: jax.Array  # bool
+
+
+class Source(NamedTuple):
+    """A batch laid flat, from which minibatches gather."""
+
+    batch: Batch  # [T · N, ...], row t · N + n
+    memory: PyTree  # [T / L · N, ...], the recurrent state before each segment
+    num_envs: int  # N, on this device
 
 
 class Coefficients(NamedTuple):
@@ -95,7 +104,7 @@ def value_loss(
     *,
     clip: float | Float[Array, ""] | None,
 ) -> Float[Array, "*B"]:
-    """Half the squared error of each sample; with `clip`, the worse of it and that of a value moved by at most `clip`."""
+    """Half the squared error of each sample; with `clip`, the worse of it and that of a value that moved by `clip`."""
     error = (value - target) ** 2
     if clip is not None:
         clipped = old_value + jnp.clip(value - old_value, -clip, clip)
@@ -119,18 +128,18 @@ def loss(
     memory: PyTree,
     batch: Batch,
     numbers: Coefficients,
-    key: jax.Array,
+    keys: jax.Array,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The sum over this device's valid samples of policy loss + c_v · value loss - c_e · entropy, and its parts.
 
-    A sum and not a mean, so that devices and microbatches add up exactly; divide by the global count. `key` serves
-    policies whose entropy is a one-sample estimate.
+    A sum and not a mean, so that devices and microbatches add up exactly; divide by the global count. `keys`
+    key[L, B / L] serve policies whose entropy is a one-sample estimate.
     """
     policy, value = actor_critic(params, memory, batch.observation, batch.is_first)
     log_prob = policy.log_prob(batch.action)
     objective = surrogate(log_prob, batch.log_prob, batch.log_prob, batch.advantage, clip=numbers.clip)
     error = value_loss(value, batch.value, batch.target, clip=numbers.clip if config.value_clip else None)
-    entropy = policy.entropy(None if policy.entropy_is_exact else _sample_keys(key, log_prob.shape))
+    entropy = policy.entropy(None if policy.entropy_is_exact else keys)
     log_ratio = log_prob - batch.log_prob
     ratio = jnp.exp(log_ratio)
 
@@ -152,46 +161,85 @@ def loss(
     return whole, {"loss/total": whole, **parts}
 
 
-def _sample_keys(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """One key a sample of the minibatch, from its place in the global one."""
-    length, local = shape
-    column = shard_index() * jnp.uint32(local) + jnp.arange(local, dtype=jnp.uint32)
-    place = jnp.arange(length, dtype=jnp.uint32)[:, None] + jnp.uint32(length) * column[None]
-    return jax.vmap(jax.vmap(partial(jax.random.fold_in, key)))(place)
-
-
 def make_optimiser(config: AlgorithmConfig, max_gradient_norm: float | jax.Array) -> optax.GradientTransformation:
     """Adam behind a clip of the gradient's global norm; the learning rate is applied apart, since it is traced."""
     return optax.chain(optax.clip_by_global_norm(max_gradient_norm), optax.scale_by_adam(eps=config.adam_epsilon))
 
 
-def optimiser_step(
+def minibatch_gradient(
     actor_critic: Evaluate,
     config: AlgorithmConfig,
-    learnt: Learnt,
-    memory: PyTree,
-    batch: Batch,
+    params: PyTree,
+    source: Source,
+    rows: jax.Array,
     numbers: Coefficients,
-    learning_rate: jax.Array,
     key: jax.Array,
-) -> tuple[Learnt, dict[str, jax.Array]]:
-    """One minibatch: local gradient sums, one sum over devices, one step of Adam."""
+) -> tuple[PyTree, dict[str, jax.Array]]:
+    """The gradient of the mean loss over a minibatch, on all devices, and the means of the loss's parts.
+
+    `rows` i32[L, B / L] are this device's. A large minibatch is a sum over microbatches, which gather their samples
+    when they need them: on a CPU, activations that fit the cache make it twice as fast, and on any machine memory no
+    longer grows with the minibatch. The last microbatch may be partial; advantages are standardised over the whole.
+    """
+    length, local = rows.shape
+    advantage, valid = source.batch.advantage[rows], source.batch.valid[rows]
     if config.normalise_advantages:
-        batch = batch._replace(advantage=standardised(batch.advantage, batch.valid))
+        advantage = standardised(advantage, valid)
+    size = microbatch_size(config, local * length) // length
+    count = -(-local // size)
+    column = jnp.arange(count * size, dtype=jnp.int32)
 
-    def objective(params):
-        return loss(actor_critic, config, params, memory, batch, numbers, key)
+    def of_microbatch(number):
+        place = jax.lax.dynamic_slice(column, (number * size,), (size,))
+        there = jnp.minimum(place, local - 1)
+        some = rows[:, there]
+        batch = jax.tree.map(lambda leaf: leaf[some], source.batch)
+        batch = batch._replace(advantage=advantage[:, there], valid=batch.valid & (place < local)[None])
+        memory = jax.tree.map(lambda leaf: leaf[_memory_row(some[0], length, source.num_envs)], source.memory)
+        keys = _sample_keys(key, length, shard_index() * jnp.uint32(local) + place.astype(jnp.uint32))
 
-    gradient, parts = jax.grad(objective, has_aux=True)(learnt.params)
-    count = jnp.sum(batch.valid, dtype=jnp.float32)
-    gradient, parts, count = global_sum((gradient, parts, count))
-    gradient, parts = jax.tree.map(lambda leaf: leaf / jnp.maximum(count, 1.0), (gradient, parts))
+        def objective(params):
+            return loss(actor_critic, config, params, memory, batch, numbers, keys)
+
+        return jax.grad(objective, has_aux=True)(params)
+
+    if count == 1:
+        total = of_microbatch(0)
+    else:
+        shapes = jax.eval_shape(of_microbatch, 0)
+        zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        total = jax.lax.fori_loop(
+            0, count, lambda number, total: jax.tree.map(jnp.add, total, of_microbatch(number)), zero
+        )
+    total, samples = global_sum((total, jnp.sum(valid, dtype=jnp.float32)))
+    return jax.tree.map(lambda leaf: leaf / jnp.maximum(samples, 1.0), total)
+
+
+def microbatch_size(config: AlgorithmConfig, samples: int) -> int:
+    """Samples whose gradient is computed at once on a device that holds `samples` of a minibatch."""
+    automatic = CPU_MICROBATCH if jax.default_backend() == "cpu" else samples
+    return min(config.microbatch_size or automatic, samples)
+
+
+def _memory_row(row: jax.Array, length: int, num_envs: int) -> jax.Array:
+    """Where the memory before a segment stands: (its first step / L) · N + environment."""
+    return row // (num_envs * length) * num_envs + row % num_envs
+
+
+def _sample_keys(key: jax.Array, length: int, column: jax.Array) -> jax.Array:
+    """One key a sample, key[L, B], from its place in the global minibatch."""
+    place = jnp.arange(length, dtype=jnp.uint32)[:, None] + jnp.uint32(length) * column[None]
+    return jax.vmap(jax.vmap(partial(jax.random.fold_in, key)))(place)
+
+
+def optimiser_step(
+    config: AlgorithmConfig, learnt: Learnt, gradient: PyTree, numbers: Coefficients, learning_rate: jax.Array
+) -> Learnt:
+    """One step of Adam along a gradient clipped by its global norm."""
     optimiser = make_optimiser(config, numbers.max_gradient_norm)
     updates, optimiser_state = optimiser.update(gradient, learnt.optimiser_state, learnt.params)
     params = jax.tree.map(lambda parameter, update: parameter - learning_rate * update, learnt.params, updates)
-    parts["optimiser/gradient_norm"] = optax.tree.norm(gradient)
-    parts["optimiser/learning_rate"] = learning_rate
-    return Learnt(params, optimiser_state), parts
+    return Learnt(params, optimiser_state)
 
 
 def minibatch_rows(config: Config, key: jax.Array, number: jax.Array, num_local: int) -> jax.Array:
@@ -237,26 +285,29 @@ def improve(
     num_local = batch.log_prob.shape[1]
     minibatches = config.num_minibatches
     steps = config.algorithm.epochs * minibatches
-    flat, flat_memory = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (batch, memory))
+    source = Source(*jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (batch, memory)), num_local)
 
     def epoch(learnt, number):
-        epoch_key, noise_key = jax.random.split(jax.random.fold_in(key, number))
-        draw = _textbook_draw if config.algorithm.shuffle == "permutation" else _draw
-        minibatch = draw(config, epoch_key, flat, flat_memory, num_local)
+        shuffle_key, noise_key = jax.random.split(jax.random.fold_in(key, number))
+        if config.algorithm.shuffle == "permutation":
+            shuffled, rows_of = _textbook_shuffle(config, shuffle_key, source)
+        else:
+            shuffled, rows_of = source, partial(minibatch_rows, config, shuffle_key, num_local=num_local)
 
         def step(learnt, index):
-            sample, memory = minibatch(index)
-            share = (number * minibatches + index).astype(jnp.float32) / steps
-            return optimiser_step(
+            rate = learning_rate((number * minibatches + index).astype(jnp.float32) / steps)
+            gradient, parts = minibatch_gradient(
                 actor_critic,
                 config.algorithm,
-                learnt,
-                memory,
-                sample,
+                learnt.params,
+                shuffled,
+                rows_of(index),
                 numbers,
-                learning_rate(share),
                 jax.random.fold_in(noise_key, index),
             )
+            parts["optimiser/gradient_norm"] = optax.tree.norm(gradient)
+            parts["optimiser/learning_rate"] = rate
+            return optimiser_step(config.algorithm, learnt, gradient, numbers, rate), parts
 
         return jax.lax.scan(step, learnt, jnp.arange(minibatches, dtype=jnp.uint32))
 
@@ -264,23 +315,10 @@ def improve(
     return learnt, jax.tree.map(jnp.mean, parts)
 
 
-def _draw(config: Config, key, flat: Batch, flat_memory, num_local: int):
-    """Minibatches that gather their rows when they need them."""
-    segment = config.segment_length
-
-    def minibatch(index):
-        rows = minibatch_rows(config, key, index, num_local)
-        # The memory before a segment stands in row (its first step / L) · N + environment.
-        first = rows[0] // (num_local * segment) * num_local + rows[0] % num_local
-        return jax.tree.map(lambda leaf: leaf[rows], flat), jax.tree.map(lambda leaf: leaf[first], flat_memory)
-
-    return minibatch
-
-
-def _textbook_draw(config: Config, key, flat: Batch, flat_memory, num_local: int):
-    """Minibatches cut from a shuffled copy of the whole batch, for comparison: one sort and one copy an epoch."""
-    permutation = jax.random.permutation(jax.random.fold_in(key, shard_index()), flat.log_prob.shape[0])
-    shuffled = jax.tree.map(
-        lambda leaf: jnp.take(leaf, permutation, axis=0).reshape(config.num_minibatches, 1, -1, *leaf.shape[1:]), flat
-    )
-    return lambda index: (jax.tree.map(lambda leaf: leaf[index], shuffled), flat_memory)
+def _textbook_shuffle(config: Config, key: jax.Array, source: Source):
+    """A shuffled copy of the whole batch, whose minibatches are slices: one sort and one copy an epoch."""
+    samples = source.batch.log_prob.shape[0]
+    permutation = jax.random.permutation(jax.random.fold_in(key, shard_index()), samples)
+    shuffled = jax.tree.map(lambda leaf: jnp.take(leaf, permutation, axis=0), source.batch)
+    slices = jnp.arange(samples, dtype=jnp.int32).reshape(config.num_minibatches, 1, -1)
+    return source._replace(batch=shuffled), lambda index: slices[index]

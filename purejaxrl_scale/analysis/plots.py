@@ -22,7 +22,8 @@ _PANELS = {
     "value/explained_variance": "explained variance",
     "time/steps_per_second": "environment steps a second",
 }
-_MARKERS = {"deterministic": "o", "stochastic": "D"}
+# Drawn in this order: the smaller marker stays visible where both modes score the same.
+_MARKERS = {"stochastic": ("D", 9, "white"), "deterministic": ("o", 5, None)}
 
 
 def training_figure(runs: Sequence[Run]) -> Figure:
@@ -88,15 +89,14 @@ def _curve(axes: Axes, metrics: pd.DataFrame, name: str, colour: str, label: str
 def _evaluations(axes: Axes, evaluations: pd.DataFrame, name: str, colour: str, labelled: bool) -> None:
     if name not in evaluations:
         return
-    for mode, marker in _MARKERS.items():
+    for mode, (marker, size, fill) in _MARKERS.items():
         scores = evaluations[evaluations["mode"] == mode].dropna(subset=[name])
-        filled = colour if mode == "deterministic" else "white"
         axes.plot(
             scores["steps"],
             scores[name],
             marker,
-            markersize=7,
-            markerfacecolor=filled,
+            markersize=size,
+            markerfacecolor=fill or colour,
             markeredgecolor=colour,
             linestyle="none",
             clip_on=False,

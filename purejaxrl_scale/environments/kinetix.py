@@ -10,7 +10,12 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from kinetix.environment import (
+from absl import logging as absl_logging
+
+# Importing the suite makes grain warn about a profiler that nothing here uses; the terminal belongs to the run.
+absl_logging.get_absl_logger().addFilter(lambda record: not record.getMessage().startswith("Grain multiprocess"))
+
+from kinetix.environment import (  # noqa: E402
     ActionType,
     EnvParams,
     EnvState,
@@ -20,11 +25,18 @@ from kinetix.environment import (
     create_empty_env,
     make_kinetix_env,
 )
-from kinetix.render import make_render_pixels
+from kinetix.render import make_render_pixels  # noqa: E402
 
-from purejaxrl_scale.environments import kinetix_levels
-from purejaxrl_scale.environments.interface import ActionSpace, Box, Discrete, MultiDiscrete, PyTree, Timestep
-from purejaxrl_scale.environments.kinetix_catalogue import SIZES, size_problem
+from purejaxrl_scale.environments import kinetix_levels  # noqa: E402
+from purejaxrl_scale.environments.interface import (  # noqa: E402
+    ActionSpace,
+    Box,
+    Discrete,
+    MultiDiscrete,
+    PyTree,
+    Timestep,
+)
+from purejaxrl_scale.environments.kinetix_catalogue import SIZES, size_problem  # noqa: E402
 
 _FRAME_SKIP = 2
 _OBSERVATIONS = {

@@ -5,8 +5,9 @@ Bad names are refused from here before JAX is imported; the tests hold these tab
 
 from __future__ import annotations
 
-import difflib
 from typing import NamedTuple
+
+from purejaxrl_scale.suggest import nearest
 
 
 class Slots(NamedTuple):
@@ -125,8 +126,8 @@ def level_problem(level: str, size: str) -> str | None:
     if size not in SIZES:
         return size_problem(size)
     if level not in LEVELS:
-        near = difflib.get_close_matches(level, LEVELS, n=3)
-        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"a level is named like {LEVELS[0]!r}"
+        close = nearest(level, LEVELS)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"levels are named like {LEVELS[0]}"
         return f"unknown Kinetix level {level!r}: {hint}"
     needed, available = SIZES[smallest_size(level)], SIZES[size]
     if all(need <= have for need, have in zip(needed, available, strict=True)):
@@ -138,4 +139,4 @@ def level_problem(level: str, size: str) -> str | None:
 
 
 def _describe(slots: Slots) -> str:
-    return ", ".join(f"{count} {name}" for name, count in slots._asdict().items())
+    return ", ".join(f"{count} {name if count > 1 else name[:-1]}" for name, count in slots._asdict().items())

@@ -15,6 +15,7 @@ from kinetix.environment.ued.locomotion_distribution import make_reset_fn_custom
 from kinetix.util.saving import load_evaluation_levels
 
 from purejaxrl_scale.environments.kinetix_catalogue import level_problem
+from purejaxrl_scale.environments.structure import strong
 
 Start = Callable[[jax.Array], EnvState]
 
@@ -36,29 +37,35 @@ def hand_made(levels: Sequence[str], size: str, suite: KinetixEnv) -> Start:
 
 
 def random_level(suite: KinetixEnv, params: EnvParams, *, level_filter: bool) -> Start:
-    """The suite's level generator, by default without levels that doing nothing solves.
-
-    Two candidates are drawn. The first is kept unless 64 idle steps reach its goal, and then the second is taken as
-    it comes: if that one is trivial too there is nothing better to take, so idling through it would decide nothing.
-    A share q of trivial levels becomes q² for the price of one idle roll. A level that idling *fails* is kept.
-    """
+    """The suite's level generator, by default without most of the levels that doing nothing solves."""
     settings = UEDParams()
 
     def sample(key: jax.Array) -> EnvState:
-        return _strong(sample_kinetix_level(key, suite.physics_engine, params, suite.static_env_params, settings))
+        return strong(sample_kinetix_level(key, suite.physics_engine, params, suite.static_env_params, settings))
 
-    def sample_filtered(key: jax.Array) -> EnvState:
+    return without_trivial(sample, suite, params) if level_filter else sample
+
+
+def without_trivial(sample: Start, suite: KinetixEnv, params: EnvParams) -> Start:
+    """Starts of `sample`, of which a share q is solved by doing nothing, with that share brought down to q².
+
+    Two candidates are drawn. The first is kept unless idling reaches its goal, and then the second is taken as it
+    comes: if that one is trivial too there is nothing better to take, so idling through it would decide nothing. A
+    level that idling *fails* is kept. Sampling is cheap beside the idle steps, of which each start costs 64.
+    """
+
+    def start(key: jax.Array) -> EnvState:
         candidates = jax.vmap(sample)(jax.random.split(key, 2))
-        solved = idling_solves(suite, params, jax.tree.map(lambda leaf: leaf[0], candidates))
-        return jax.tree.map(lambda leaf: jnp.where(solved, leaf[1], leaf[0]), candidates)
+        trivial = idling_solves(suite, params, jax.tree.map(lambda leaf: leaf[0], candidates))
+        return jax.tree.map(lambda leaf: jnp.where(trivial, leaf[1], leaf[0]), candidates)
 
-    return sample_filtered if level_filter else sample
+    return start
 
 
 def locomotion(suite: KinetixEnv, params: EnvParams) -> Start:
     """The suite's generator of legged bodies, whose limbs, goal and floor vary (in 1 of 4 the floor is deadly)."""
     sample = make_reset_fn_custom_distribution("locomotion", params, suite.static_env_params)
-    return lambda key: _strong(sample(key))
+    return lambda key: strong(sample(key))
 
 
 def fixed_tasks(start: Start, count: int) -> Start:
@@ -69,7 +76,7 @@ def fixed_tasks(start: Start, count: int) -> Start:
 
 def empty(suite: KinetixEnv) -> Start:
     """The walls alone."""
-    return lambda key: _strong(create_empty_env(suite.static_env_params))
+    return lambda key: strong(create_empty_env(suite.static_env_params))
 
 
 def idling_solves(suite: KinetixEnv, params: EnvParams, level: EnvState) -> jax.Array:
@@ -103,8 +110,3 @@ def _one_of(levels: EnvState, count: int) -> Start:
         return jax.tree.unflatten(structure, chosen)
 
     return start
-
-
-def _strong(state: EnvState) -> EnvState:
-    """The state with weakly typed leaves made strong: otherwise the first step changes its type and compiles twice."""
-    return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.result_type(leaf)), state)

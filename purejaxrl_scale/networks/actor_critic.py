@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +79,7 @@ class ActorCritic:
         Feed-forward networks ignore memory and first.
         """
         sequence = jax.tree.map(lambda leaf: leaf[None], observation)
-        memory, distribution, value = self._network.apply({"params": params}, memory, sequence, first[None])
+        memory, distribution, value = self._apply(params, memory, sequence, first[None])
         return memory, jax.tree.map(lambda leaf: leaf[0], distribution), value[0]
 
     def unroll(
@@ -88,8 +88,14 @@ class ActorCritic:
         """All steps of B segments: memory [B, hidden_size] before the first step, observation [T, B, ...],
         first bool[T, B] -> (distribution over [T, B], value f32[T, B]). The same numbers as T calls of `step`.
         """
-        _, distribution, value = self._network.apply({"params": params}, memory, observation, first)
+        _, distribution, value = self._apply(params, memory, observation, first)
         return distribution, value
+
+    def _apply(
+        self, params: PyTree, memory: Memory, observation: PyTree, first: jax.Array
+    ) -> tuple[Memory, Distribution, jax.Array]:
+        outputs = self._network.apply({"params": params}, memory, observation, first)
+        return cast("tuple[Memory, Distribution, jax.Array]", outputs)
 
     @property
     def _network(self) -> _Network:
@@ -123,7 +129,7 @@ class _Network(nn.Module):
         self, name: str, memory: Memory, observation: PyTree, first: jax.Array
     ) -> tuple[Memory, jax.Array]:  # features [T, B, d]
         # Torsos have one batch axis: time and batch are one to everything but the GRU.
-        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observation)
+        flat = jax.tree.map(lambda leaf: leaf.reshape(first.size, *leaf.shape[2:]), observation)
         features = _torso(self.config, name)(flat)
         features = features.reshape(*first.shape, features.shape[-1])
         if not self.config.recurrent:

@@ -113,4 +113,4 @@ def _image_and_vectors(observation: Observation) -> tuple[jax.Array, dict[str, j
 
 
 def _join(features: jax.Array, vectors: dict[str, jax.Array], dtype: str) -> jax.Array:
-    return flatten({"image": features, "vectors": vectors}, dtype)
+    return flatten({"image": features} | {f"vector/{name}": leaf for name, leaf in vectors.items()}, dtype)

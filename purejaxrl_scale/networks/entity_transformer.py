@@ -7,6 +7,8 @@ entities makes no difference.
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -26,6 +28,7 @@ ENTITY_FIELDS = (
     "joint_indexes",
     "thruster_indexes",
 )
+FORBIDDEN = -1e30  # finite: a body that may attend to nothing averages over all, and nothing reads it
 MASK_KINDS = 4  # all bodies, those joined through any number of joints, those joined by one, those in contact
 
 
@@ -106,10 +109,9 @@ class AttentionLayer(nn.Module):
         query, key, value = projected[:, :, 0], projected[:, :, 1], projected[:, :, 2]
         # Heads last and sums instead of products of matrices: with two features a head and a dozen bodies, batched
         # products would be far too small, and these loops run along the heads.
-        score = jnp.sum(query[:, :, None] * key[:, None], axis=3) * size**-0.5  # [N, m, m, heads]
+        score = jnp.sum(query[:, :, None] * key[:, None], axis=3) / math.sqrt(size)  # [N, m, m, heads]
         allowed = jnp.repeat(allowed, self.heads // MASK_KINDS, axis=-1)
-        # A finite floor: a body that may attend to nothing averages over all, and nothing reads it.
-        weight = jax.nn.softmax(jnp.where(allowed, score, jnp.finfo(jnp.float32).min), axis=2)
+        weight = jax.nn.softmax(jnp.where(allowed, score, FORBIDDEN), axis=2)
         attended = jnp.sum(weight[:, :, :, None] * value[:, None], axis=2)
         return attended.reshape(batch, count, self.qkv_features)
 

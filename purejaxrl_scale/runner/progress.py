@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 import sys
+import termios
 import time
 from pathlib import Path
 from typing import Protocol, TextIO
@@ -20,7 +21,6 @@ from rich.live import Live
 from purejaxrl_scale.runner.status import Status, panel, plain_line
 
 _SECONDS_BETWEEN_LINES = 10.0
-_SHARE_BETWEEN_LINES = 0.05
 
 
 class Display(Protocol):
@@ -60,23 +60,24 @@ class SilentDisplay:
 
 
 class PlainDisplay(SilentDisplay):
-    """A line every 10 seconds or 5 % of the run, whichever comes first."""
+    """A line every 10 seconds or 5 % of the run, whichever comes first, and one when a stage begins."""
 
     def __init__(self, status: Status, stream: TextIO):
         super().__init__(stream)
         self._status = status
-        self._last: tuple[float, float, str] = (-math.inf, -1.0, "")
+        self._shown: tuple[int, str] = (-1, "")  # twentieth of the run and stage of the last line
+        self._at, self._steps = -math.inf, 0
 
     def refresh(self) -> None:
-        now, (then, share, stage) = time.monotonic(), self._last
-        due = now - then >= _SECONDS_BETWEEN_LINES or self._status.share - share >= _SHARE_BETWEEN_LINES
-        if due or self._status.stage != stage:
-            self._last = (now, self._status.share, self._status.stage)
+        # The epsilon keeps 0.15 * 20 from being 2.9999999999999996.
+        now = (int(self._status.share * 20 + 1e-9), self._status.stage)
+        if now != self._shown or time.monotonic() - self._at >= _SECONDS_BETWEEN_LINES:
+            self._shown, self._at, self._steps = now, time.monotonic(), self._status.steps
             self.note(plain_line(self._status))
 
     def stop(self) -> None:
-        if self._status.share > self._last[1] >= 0:
-            self._last = (time.monotonic(), self._status.share, self._status.stage)
+        if self._status.steps > self._steps:
+            self._steps = self._status.steps
             self.note(plain_line(self._status))
 
 
@@ -111,8 +112,10 @@ class LiveDisplay:
         self._status, self._log = status, log
         self._saved: list[int] = []
         self._live: Live | None = None
+        self._modes: list | None = None
 
     def start(self) -> None:
+        self._modes = _hide_control_characters()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         self._saved = [os.dup(1), os.dup(2)]
@@ -151,12 +154,26 @@ class LiveDisplay:
         if live is None:
             return
         live.stop()
+        if self._modes is not None:
+            termios.tcsetattr(0, termios.TCSANOW, self._modes)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         for number, saved in zip((1, 2), self._saved, strict=True):
             os.dup2(saved, number)
             os.close(saved)
         self._terminal.close()
+
+
+def _hide_control_characters() -> list | None:
+    """Keep the terminal from writing ^C into the panel; its modes before, or None if there is no terminal."""
+    try:
+        before = termios.tcgetattr(0)
+        modes = termios.tcgetattr(0)
+        modes[3] &= ~termios.ECHOCTL
+        termios.tcsetattr(0, termios.TCSANOW, modes)
+    except (termios.error, OSError):
+        return None
+    return before
 
 
 def in_kernel() -> bool:

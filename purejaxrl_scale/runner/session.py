@@ -254,6 +254,8 @@ class Session:
             f"trained {self.steps:,} steps in {duration(seconds)} "
             f"({self.steps * len(self._members) / seconds:,.0f} steps a second)"
         )
+        for line in records.read(self._members[0] / records.EVALUATIONS_FILE)[-len(evaluation.MODES) :]:
+            self.closing_words.append(_score_in_words(line))
         if not self._config.run.report:
             return
         self._enter("drawing the report")
@@ -286,6 +288,14 @@ def _mean_line(lines: tuple[records.Line, ...]) -> records.Line:
         values = [value for line in lines if isinstance(value := line.get(name), int | float)]
         mean[name] = sum(values) / len(values) if values else None
     return mean
+
+
+def _score_in_words(line: records.Line) -> str:
+    if not line["n"]:
+        return f"evaluation, {line['mode']}: no episode finished, {line['unfinished']} given up"
+    solved = f"{line['success']:.1%} solved, " if "success" in line else ""
+    unfinished = f", {line['unfinished']} given up" if line["unfinished"] else ""
+    return f"evaluation, {line['mode']}: {solved}mean return {line['mean']:.4g} over {line['n']} episodes{unfinished}"
 
 
 def _precision(config: Config) -> str | None:

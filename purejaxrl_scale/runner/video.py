@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import subprocess
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -77,6 +78,11 @@ def make_record(trainer: Any, deterministic: bool) -> Callable[[PyTree, jax.Arra
     return jax.jit(record)
 
 
+def candidate_keys(seed: int) -> jax.Array:
+    """The keys of the episodes among which the film's is chosen, key[CANDIDATES]."""
+    return jax.random.split(jax.random.fold_in(jax.random.key(seed), _FILMING), CANDIDATES)
+
+
 def film(trainer: Any, learner: PyTree, seed: int, folder: Path, *, deterministic: bool = True) -> Film:
     """Film the best of a few episodes into `folder`: most successful first, then by return.
 
@@ -84,9 +90,8 @@ def film(trainer: Any, learner: PyTree, seed: int, folder: Path, *, deterministi
     Raises RenderUnavailable where neither is to be had.
     """
     record = make_record(trainer, deterministic)
-    keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), _FILMING), CANDIDATES)
     best, best_score = None, (-math.inf, -math.inf)
-    for key in keys:
+    for key in candidate_keys(seed):
         candidate = record(learner, key)
         score = (float(candidate.outcome.get("success", 0.0)), float(candidate.episode_return))
         if best is None or score > best_score:
@@ -116,12 +121,19 @@ def film(trainer: Any, learner: PyTree, seed: int, folder: Path, *, deterministi
 
 
 def write_mp4(frames: Sequence[np.ndarray], path: Path) -> Path:
-    """Frames uint8[height, width, 3] as H.264."""
-    import imageio.v2 as imageio
+    """Frames uint8[height, width, 3] as H.264. Raises RenderUnavailable where the encoder fails."""
+    import imageio_ffmpeg
 
-    with imageio.get_writer(path, fps=_MP4_RATE, codec="libx264", macro_block_size=2) as writer:
-        for frame in frames:
-            writer.append_data(frame)
+    # The codec halves colour's resolution, so both sides must be even.
+    height, width = (side - side % 2 for side in frames[0].shape[:2])
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-loglevel", "error"]
+    command += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(_MP4_RATE), "-i", "-"]
+    command += ["-c:v", "libx264", "-pix_fmt", "yuv420p", "-crf", "23", "-movflags", "+faststart", str(path)]
+    pixels = b"".join(np.ascontiguousarray(frame[:height, :width]).tobytes() for frame in frames)
+    # Not through imageio: it forks with a hook in the child, and a fork of a process that runs JAX may deadlock.
+    encoder = subprocess.run(command, input=pixels, capture_output=True, check=False)
+    if encoder.returncode:
+        raise RenderUnavailable(f"ffmpeg failed: {encoder.stderr.decode(errors='replace').strip()[-300:]}")
     return path
 
 

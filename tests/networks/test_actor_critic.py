@@ -48,7 +48,8 @@ def test_contract(name, recurrent, shared, dtype):
     )
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
     assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, memory)
-    assert sequence_value.shape == (steps, batch) and value.shape == (batch,)
+    assert sequence_value.shape == (steps, batch)
+    assert value.shape == (batch,)
     assert value.dtype == distribution.logits.dtype == jnp.float32
     tolerance = 1e-5 if dtype == "float32" else 1e-2
     np.testing.assert_allclose(sequence.logits[0], distribution.logits, atol=tolerance)
@@ -73,7 +74,8 @@ def test_policies_and_their_first_ratio(action_space, policy, kind, shape):
     first = jnp.zeros(64, bool)
     _, behaviour, _ = jax.jit(actor_critic.step)(params, (), observation, first)
     action = behaviour.sample(jax.random.split(jax.random.key(2), 64))
-    assert isinstance(behaviour, kind) and action.shape == (64, *shape)
+    assert isinstance(behaviour, kind)
+    assert action.shape == (64, *shape)
     if kind in (Gaussian, TanhGaussian):
         np.testing.assert_allclose(behaviour.log_std, -0.5)
     log_prob = behaviour.log_prob(action)
@@ -118,7 +120,8 @@ def test_images_and_dicts_are_flattened_for_an_mlp():
 
 def test_equal_configurations_are_one_static_argument():
     one, two = (make_actor_critic(NetworkConfig(), VECTOR, MultiDiscrete((3, 2))) for _ in range(2))
-    assert one == two and hash(one) == hash(two)
+    assert one == two
+    assert hash(one) == hash(two)
     assert one != make_actor_critic(NetworkConfig(), VECTOR, MultiDiscrete((2, 3)))
 
 

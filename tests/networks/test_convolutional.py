@@ -53,7 +53,8 @@ def test_max_pool_equals_reduce_window(size):
 def test_minatar_features():
     board = jax.random.bernoulli(jax.random.key(0), 0.2, (4, 10, 10, 6))
     features, variables = MinAtarCNN().init_with_output(jax.random.key(1), board)
-    assert features.shape == (4, 8 * 8 * 16) and features.dtype == jnp.float32
+    assert features.shape == (4, 8 * 8 * 16)
+    assert features.dtype == jnp.float32
     assert variables["params"]["Convolution_0"]["kernel"].shape == (3, 3, 6, 16)
 
 

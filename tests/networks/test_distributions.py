@@ -158,7 +158,7 @@ class TestSampling:
     @pytest.mark.parametrize("kind", KINDS)
     def test_a_row_depends_on_its_own_key_only(self, kind):
         keys, p = keys_for(5, 8), examples(8)[kind]
-        sample = p.sample(keys)
+        sample = jax.jit(p.sample)(keys)
         alone = jax.tree.map(lambda leaf: leaf[3:4], p).sample(keys[3:4])
         others = jax.random.split(jax.random.key(77), 8)
         changed = p.sample(
@@ -173,11 +173,15 @@ class TestInterface:
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("batch", [(4,), (3, 4)])
     def test_any_batch_shape(self, kind, batch):
-        p, keys = examples(*batch)[kind], keys_for(0, *batch)
-        action = p.sample(keys)
-        assert action.shape[: len(batch)] == batch == p.log_prob(action).shape == p.entropy(keys).shape == p.kl(p).shape
-        assert p.mode().shape == action.shape
-        np.testing.assert_allclose(p.kl(p), np.zeros(batch), atol=1e-6)
+        def everything(p, keys):
+            action = p.sample(keys)
+            return action, p.mode(), p.log_prob(action), p.entropy(keys), p.kl(p)
+
+        action, mode, *scores = jax.jit(everything)(examples(*batch)[kind], keys_for(0, *batch))
+        assert action.shape[: len(batch)] == batch
+        assert mode.shape == action.shape
+        assert [score.shape for score in scores] == [batch] * 3
+        np.testing.assert_allclose(scores[-1], np.zeros(batch), atol=1e-6)
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_low_precision_parameters_give_float32(self, kind):
@@ -194,17 +198,19 @@ class TestInterface:
             return jnp.sum(p.log_prob(action) + p.entropy(keys_for(0, 4)) + p.kl(q))
 
         p = examples(4)[kind]
-        action = p.sample(keys_for(0, 4))
-        for scale in (1.0, 50.0):
-            scaled = p if "gaussian" in kind else jax.tree.map(lambda leaf: leaf * scale, p)  # noqa: B023
-            for leaf in jax.tree.leaves(jax.grad(total)(scaled, action)):
-                assert np.isfinite(leaf).all() and np.abs(leaf).max() > 0
+        action, gradient = p.sample(keys_for(0, 4)), jax.jit(jax.grad(total))
+        large = p if "gaussian" in kind else jax.tree.map(lambda leaf: leaf * 50, p)
+        for parameters in (p, large):
+            for leaf in jax.tree.leaves(gradient(parameters, action)):
+                assert np.isfinite(leaf).all()
+                assert np.abs(leaf).max() > 0
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_passes_through_jit_and_vmap(self, kind):
         p, keys = examples(2, 4)[kind], keys_for(0, 2, 4)
-        over_seeds = jax.jit(jax.vmap(lambda p, keys: p.log_prob(p.sample(keys))))(p, keys)
-        np.testing.assert_allclose(over_seeds, p.log_prob(p.sample(keys)), rtol=1e-5, atol=1e-6)
+        scored = lambda p, keys: p.log_prob(p.sample(keys))  # noqa: E731
+        over_seeds = jax.jit(jax.vmap(scored))(p, keys)
+        np.testing.assert_allclose(over_seeds, jax.jit(scored)(p, keys), rtol=1e-5, atol=1e-6)
 
     def test_large_logits(self):
         p = Categorical(jnp.array([[1e4, 0.0, -1e4]]))
@@ -232,7 +238,8 @@ class TestTanhGaussian:
         slope = np.log1p(-(np.tanh(mean + std * node) ** 2)) @ weight / math.sqrt(2 * math.pi)
         exact = math.log(std) + 0.5 * math.log(2 * math.pi * math.e) + slope
         np.testing.assert_allclose(np.mean(p.entropy_estimate(keys_for(6, draws))), exact, atol=0.01)
-        assert not TanhGaussian.entropy_is_exact and Gaussian.entropy_is_exact and Categorical.entropy_is_exact
+        assert not TanhGaussian.entropy_is_exact
+        assert Gaussian.entropy_is_exact
         with pytest.raises(ValueError, match="needs keys"):
             p.entropy()
 
@@ -251,7 +258,8 @@ class TestTanhGaussian:
     def test_one_key_serves_a_whole_batch(self):
         p = examples(3, 4)["tanh_gaussian"]
         estimate = p.entropy(jax.random.key(0))
-        assert estimate.shape == (3, 4) and len(np.unique(estimate)) == 12
+        assert estimate.shape == (3, 4)
+        assert len(np.unique(estimate)) == 12
 
     def test_kl_is_the_normals(self):
         p = examples(4)["tanh_gaussian"]

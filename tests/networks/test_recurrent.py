@@ -96,7 +96,8 @@ def test_memory_is_float32_and_one_array_a_torso():
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), after) == jax.tree.map(
         lambda leaf: (leaf.shape, leaf.dtype), memory
     )
-    assert len(after) == 2 and after[0].dtype == jnp.float32
+    assert len(after) == 2
+    assert after[0].dtype == jnp.float32
 
 
 def test_gradient_reaches_back_through_time_and_not_past_a_reset():
