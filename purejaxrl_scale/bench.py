@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import resource
 import statistics
@@ -19,7 +20,7 @@ from rich.table import Table
 from purejaxrl_scale.config import Config
 from purejaxrl_scale.environments import autoreset
 from purejaxrl_scale.environments.autoreset import Start
-from purejaxrl_scale.environments.interface import ActionSpace, Discrete, MultiDiscrete
+from purejaxrl_scale.environments.interface import ActionSpace, Discrete, MultiDiscrete, PyTree
 from purejaxrl_scale.rollout import Actors, Simulation, collect, environment_keys
 from purejaxrl_scale.train import Trainer, TrainState, make_train
 
@@ -137,7 +138,7 @@ def _environment_only(trainer: Trainer):
 
 
 def _with_policy(trainer: Trainer):
-    def run(state: TrainState) -> TrainState:
+    def run(state: TrainState) -> tuple[TrainState, PyTree]:
         key = jax.random.fold_in(state.key, state.outer_step)
         # The trajectory is an output, so that nothing of it can be left out; the caller drops it.
         actors, trajectory, last_value, _ = collect(
@@ -200,9 +201,7 @@ def render(name: str, config: Config, measurements: list[Measurement]) -> Table:
     return table
 
 
-def main(
-    config: Config, name: str, *, textbook: bool = False, seconds: float = 5.0, output: Path | None = None
-) -> int:
+def main(config: Config, name: str, *, textbook: bool = False, seconds: float = 5.0, output: Path | None = None) -> int:
     """Measure, print the table, and write it as JSON lines to `output` where one is given."""
     console = Console()
     with console.status(f"measuring {name} on {jax.devices()[0].platform} ..."):
@@ -213,7 +212,9 @@ def main(
         console.print(f"training throughput over the textbook shuffle's: {ratio:.2f}x")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     console.print(f"peak resident memory of this process, compilers included: {peak / 1e6:,.0f} MB")
-    console.print(f"{platform.processor() or platform.machine()}, {jax.device_count()} device(s), jax {jax.__version__}")
+    console.print(
+        f"{platform.machine()}, {os.cpu_count()} cores, {jax.devices()[0].device_kind}, jax {jax.__version__}"
+    )
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         with output.open("a") as file:

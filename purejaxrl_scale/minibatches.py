@@ -9,7 +9,7 @@ from jaxtyping import Array, Integer, UInt32
 ROUNDS = 6
 
 
-def _mix(bits: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
+def _mix(bits: jax.Array) -> jax.Array:
     """An avalanche of 32 bits: each input bit flips each output bit about half the time."""
     bits = (bits ^ (bits >> 16)) * jnp.uint32(0x7FEB352D)
     bits = (bits ^ (bits >> 15)) * jnp.uint32(0x846CA68B)

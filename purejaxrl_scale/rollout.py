@@ -73,7 +73,7 @@ def init_actors(simulation: Simulation, pool: Start | tuple[()], key: jax.Array,
     start_key, stagger_key = jax.random.split(key)
     rows = jnp.arange(num_local, dtype=jnp.int32)
     keys = environment_keys(start_key, rows, num_local)
-    start = autoreset.draw(pool, keys) if options.autoreset == "pool" else autoreset.reset(environment, keys)
+    start = autoreset.draw(pool, keys) if isinstance(pool, Start) else autoreset.reset(environment, keys)
     countdown = jnp.full(num_local, -1, jnp.int32)
     if options.staggered:
         phases = environment_keys(stagger_key, rows, num_local)

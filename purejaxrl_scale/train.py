@@ -18,7 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 from purejaxrl_scale import counters, devices
 from purejaxrl_scale.advantages import gae
 from purejaxrl_scale.algorithms import ppo
-from purejaxrl_scale.config import Config
+from purejaxrl_scale.config import Config, problems
 from purejaxrl_scale.counters import Counter
 from purejaxrl_scale.devices import global_sum
 from purejaxrl_scale.environments import autoreset, registry
@@ -111,7 +111,7 @@ def outer_step(simulation: Simulation, state: TrainState) -> tuple[TrainState, d
     }
 
     observation_moments = learner.observation_moments
-    if config.environment.observation_normalisation:
+    if isinstance(observation_moments, Moments):
         observation_moments = update_moments(observation_moments, trajectory.observation, trajectory.valid)
     state = state._replace(
         outer_step=state.outer_step + 1,
@@ -136,7 +136,7 @@ def scale_rewards(
     the ratio.
     """
     reward = trajectory.reward * hyperparameters.reward_scale
-    if not config.environment.reward_normalisation:
+    if not isinstance(learner.return_moments, Moments):
         return actors, (), reward
     ended = trajectory.terminated | trajectory.truncated
     discounted_return, returns = discounted_returns(actors.discounted_return, reward, ended, hyperparameters.discount)
@@ -210,9 +210,9 @@ def improve(
 
 def explained_variance(batch: ppo.Batch) -> jax.Array:
     """1 - Var[target - value] / Var[target] over the whole batch; NaN where targets do not vary."""
-    errors = update_moments(init_moments(0.0), batch.advantage, batch.valid)
-    targets = update_moments(init_moments(0.0), batch.target, batch.valid)
-    return jnp.where(targets.variance > 0, 1.0 - errors.variance / targets.variance, jnp.nan)
+    errors = update_moments(init_moments(0.0), batch.advantage, batch.valid).variance
+    targets = update_moments(init_moments(0.0), batch.target, batch.valid).variance
+    return jnp.asarray(jnp.where(targets > 0, 1.0 - errors / targets, jnp.nan))
 
 
 def train_chunk(
@@ -233,9 +233,7 @@ def train_chunk(
     return jax.lax.fori_loop(0, outer_steps.astype(jnp.int32), body, (state, metrics))
 
 
-def init_state(
-    simulation: Simulation, key: jax.Array, hyperparameters: Hyperparameters, num_local: int
-) -> TrainState:
+def init_state(simulation: Simulation, key: jax.Array, hyperparameters: Hyperparameters, num_local: int) -> TrainState:
     """The state before the first outer step; on each device its own share of the environments."""
     config, environment = simulation.config, simulation.environment
     network_key, pool_key, actors_key = jax.random.split(jax.random.fold_in(key, jnp.uint32(0xFFFFFFFF)), 3)
@@ -264,7 +262,9 @@ def init_state(
 def hyperparameters_of(config: Config) -> Hyperparameters:
     """The traced numbers of a config."""
     groups = (config.environment, config.algorithm)
-    values = {name: getattr(group, name) for group in groups for name in Hyperparameters._fields if hasattr(group, name)}
+    values = {
+        name: getattr(group, name) for group in groups for name in Hyperparameters._fields if hasattr(group, name)
+    }
     return Hyperparameters(**{name: jnp.float32(value) for name, value in values.items()})
 
 
@@ -361,18 +361,17 @@ class Trainer:
 
     def _jitted(self, name, function, in_specs, out_specs, **options):
         if name not in self._compiled:
-            sharded = jax.shard_map(
-                function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
-            )
+            sharded = jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
             self._compiled[name] = jax.jit(sharded, **options)
         return self._compiled[name]
 
 
-def _state_specs(population: bool) -> TrainState:
+def _state_specs(population: bool) -> PyTree:
     """Environments are sharded; everything else is the same on each device."""
     sharded = PartitionSpec(None, devices.DEVICE_AXIS) if population else PartitionSpec(devices.DEVICE_AXIS)
-    whole = devices.REPLICATED
-    return TrainState(*(sharded if name == "actors" else whole for name in TrainState._fields))
+    specs: dict[str, PyTree] = {name: devices.REPLICATED for name in TrainState._fields}
+    specs["actors"] = sharded
+    return TrainState(**specs)
 
 
 def make_train(config: Config) -> Trainer:
@@ -381,6 +380,8 @@ def make_train(config: Config) -> Trainer:
     Raises:
         ValueError: the config cannot be honoured; all problems at once.
     """
+    if faults := problems(config):
+        raise ValueError("\n".join(faults))
     environment = registry.make_from_config(config.environment)
     network = make_actor_critic(config.network, environment.observation_space, environment.action_space)
     return Trainer(config, Simulation(environment, network, config), devices.make_mesh(config.devices))

@@ -7,8 +7,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # With fewer threads than devices, an unblocked data-parallel loop deadlocks on a machine of two cores.
 os.environ["NPROC"] = "16"
 
-import jax  # noqa: E402
-import pytest  # noqa: E402
+import jax
+import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")

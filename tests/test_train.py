@@ -139,15 +139,17 @@ def test_the_first_ratio_is_one(network):
         environment={"observation_normalisation": True},
         algorithm={"epochs": 1, "minibatch_size": 128, "learning_rate": 1e-2},
     )
-    state = trainer.init(jax.random.key(0))
-    for _ in range(3):
-        simulation, learner = trainer.simulation, state.learner
+    simulation, state = trainer.simulation, trainer.init(jax.random.key(0))
+
+    @jax.jit
+    def rollout(learner, actors):
         normalise = partial(train.normalise, learner.observation_moments)
-        _, trajectory, _, _ = jax.jit(
-            lambda learner, actors, normalise=normalise: collect(
-                simulation, learner.params, normalise, (), actors, jax.random.key(5)
-            )
-        )(learner, state.actors)
+        return collect(simulation, learner.params, normalise, (), actors, jax.random.key(5))
+
+    for _ in range(3):
+        learner = state.learner
+        normalise = partial(train.normalise, learner.observation_moments)
+        _, trajectory, _, _ = rollout(learner, state.actors)
         segment = trainer.config.segment_length
         if trainer.network.recurrent:
             log_prob = []
@@ -176,9 +178,7 @@ def test_truncation_bootstraps_from_the_final_observation():
     trainer = make_trainer(Clock(length=5))
     state = trainer.init(jax.random.key(0))
     simulation = trainer.simulation
-    _, trajectory, _, _ = collect(
-        simulation, state.learner.params, lambda x: x, (), state.actors, jax.random.key(1)
-    )
+    _, trajectory, _, _ = collect(simulation, state.learner.params, lambda x: x, (), state.actors, jax.random.key(1))
     at_end = np.asarray(trajectory.truncated)
     assert at_end.sum() == 16
     final = jnp.stack([jnp.full(16, 5.0), trajectory.observation[4, :, 1]], axis=-1)
@@ -223,7 +223,7 @@ def test_reward_normalisation_leaves_logged_returns_raw():
     scaled = make_trainer(Clock(), environment={"reward_normalisation": True, "reward_scale": 7.0})
     state, metrics = scaled(jax.random.key(0))
     np.testing.assert_array_equal(metrics["episode/return_sum"], plain["episode/return_sum"])
-    assert counters.exact(state.learner.return_moments.count) == 384
+    assert counters.exact(state.learner.return_moments.samples) == 384
     assert float(state.learner.return_moments.variance) > 1
 
 

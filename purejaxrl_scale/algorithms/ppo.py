@@ -143,7 +143,7 @@ def loss(
     log_ratio = log_prob - batch.log_prob
     ratio = jnp.exp(log_ratio)
 
-    def total(values):
+    def total(values: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(batch.valid, values, 0.0))
 
     parts = {
@@ -285,14 +285,15 @@ def improve(
     num_local = batch.log_prob.shape[1]
     minibatches = config.num_minibatches
     steps = config.algorithm.epochs * minibatches
-    source = Source(*jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (batch, memory)), num_local)
+    flat_batch, flat_memory = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (batch, memory))
+    source = Source(flat_batch, flat_memory, num_local)
 
     def epoch(learnt, number):
         shuffle_key, noise_key = jax.random.split(jax.random.fold_in(key, number))
         if config.algorithm.shuffle == "permutation":
             shuffled, rows_of = _textbook_shuffle(config, shuffle_key, source)
         else:
-            shuffled, rows_of = source, partial(minibatch_rows, config, shuffle_key, num_local=num_local)
+            shuffled, rows_of = source, lambda index: minibatch_rows(config, shuffle_key, index, num_local)
 
         def step(learnt, index):
             rate = learning_rate((number * minibatches + index).astype(jnp.float32) / steps)

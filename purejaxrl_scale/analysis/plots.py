@@ -77,11 +77,12 @@ def _headline(runs: Sequence[Run]) -> str:
 def _curve(axes: Axes, metrics: pd.DataFrame, name: str, colour: str, label: str | None, width: float) -> None:
     if name not in metrics:
         return
-    seen = metrics[["steps", name]].dropna()
+    seen = metrics.dropna(subset=[name])
+    values = pd.Series(seen[name])
     window = max(1, len(seen) // 40)
-    smooth = seen[name].rolling(window, center=True, min_periods=1).mean()
+    smooth = values.rolling(window, center=True, min_periods=1).mean()
     if window > 1:
-        axes.plot(seen["steps"], seen[name], color=colour, alpha=0.25, linewidth=0.8)
+        axes.plot(seen["steps"], values, color=colour, alpha=0.25, linewidth=0.8)
     marker = "o" if len(seen) < 3 else None
     axes.plot(seen["steps"], smooth, color=colour, linewidth=width, label=label, marker=marker)
 
@@ -90,11 +91,12 @@ def _evaluations(axes: Axes, evaluations: pd.DataFrame, name: str, colour: str, 
     if name not in evaluations:
         return
     for mode, (marker, size, fill) in _MARKERS.items():
-        scores = evaluations[evaluations["mode"] == mode].dropna(subset=[name])
+        scores = evaluations.query("mode == @mode").dropna(subset=[name])
         axes.plot(
             scores["steps"],
             scores[name],
             marker,
+            color=colour,
             markersize=size,
             markerfacecolor=fill or colour,
             markeredgecolor=colour,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -110,8 +111,9 @@ def _better_mode(run: Run) -> bool:
     """Whether the deterministic policy scored at least as well in the last evaluation."""
     if "mean" not in run.evaluations:
         return True
-    last = run.evaluations[run.evaluations["steps"] == run.evaluations["steps"].max()].set_index("mode")["mean"]
-    return not last.get("stochastic", float("-inf")) > last.get("deterministic", float("-inf"))
+    last = run.evaluations.query("steps == steps.max()")
+    means = dict(zip(last["mode"], last["mean"], strict=True))
+    return not means.get("stochastic", -math.inf) > means.get("deterministic", -math.inf)
 
 
 def main(runs: Sequence[str | Path]) -> int:

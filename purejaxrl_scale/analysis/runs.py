@@ -88,8 +88,9 @@ class Run:
 
     @cached_property
     def evaluations(self) -> pd.DataFrame:
-        """A row an evaluation and mode."""
-        return _frame(records.read(self.path / records.EVALUATIONS_FILE))
+        """A row an evaluation and mode; of one that was repeated, the latest."""
+        frame = _frame(records.read(self.path / records.EVALUATIONS_FILE))
+        return frame.drop_duplicates(["steps", "mode"], keep="last", ignore_index=True) if len(frame) else frame
 
     @cached_property
     def environment(self) -> dict[str, Any]:
@@ -122,10 +123,10 @@ class Run:
         if not steps:
             raise RunError(f"{self.path} has no checkpoint")
         restored = checkpoints.restore(self.path, steps[-1])
-        template = jax.eval_shape(self.trainer.init, jax.random.key(self.config.seed))
-        # Shapes come without a device, so that everything lands on the default one.
-        state = checkpoints.from_host(template, restored.leaves)
-        return Checkpoint(state.learner, steps[-1], int(restored.meta["steps"]))
+        # Only the shapes of a state, and of it only what is learnt: environments may need gigabytes.
+        template = jax.eval_shape(self.trainer.init, jax.random.key(self.config.seed)).learner
+        learner = checkpoints.from_host(template, checkpoints.below(restored.leaves, "learner"))
+        return Checkpoint(learner, steps[-1], int(restored.meta["steps"]))
 
     @cached_property
     def policy(self) -> Policy:

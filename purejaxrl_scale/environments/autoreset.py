@@ -66,7 +66,7 @@ def restart(
         return _where(ended, reset(environment, everyone), now)
 
     def renew(rows, now):
-        if mode == "pool":
+        if isinstance(pool, Start):
             new = draw(pool, keys(rows))
         else:
             new = Start(*jax.vmap(environment.reset)(keys(rows)))

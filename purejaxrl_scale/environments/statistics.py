@@ -38,7 +38,7 @@ def update_episodes(
     length = statistics.length + 1
     finished = ended & ~broken & statistics.logged
 
-    def total(values):
+    def total(values: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(finished, values, 0.0))
 
     sums = {
@@ -58,7 +58,7 @@ def update_episodes(
 class Moments(NamedTuple):
     """Running mean and variance of everything seen. The variance, not its sum, is kept: it never outgrows float32."""
 
-    count: Counter
+    samples: Counter
     mean: PyTree  # f32, one observation's shape
     variance: PyTree  # f32, one observation's shape
 
@@ -84,13 +84,13 @@ def update_moments(moments: Moments, samples: PyTree, valid: jax.Array) -> Momen
     batch_dimensions = tuple(range(valid.ndim))
     added = global_sum(jnp.sum(valid, dtype=jnp.uint32))
     size = jnp.maximum(added.astype(jnp.float32), 1.0)
-    count = counters.add(moments.count, added)
+    count = counters.add(moments.samples, added)
     share = added.astype(jnp.float32) / jnp.maximum(counters.approximate(count), 1.0)
 
-    def spread(leaf):
+    def spread(leaf: jax.Array) -> jax.Array:
         return valid.reshape(valid.shape + (1,) * (leaf.ndim - valid.ndim))
 
-    def merge(leaf, mean, variance):
+    def merge(leaf: jax.Array, mean: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array]:
         keep = spread(leaf)
         batch_mean = global_sum(jnp.sum(jnp.where(keep, leaf, 0.0), batch_dimensions)) / size
         centred = jnp.where(keep, leaf - jnp.expand_dims(batch_mean, batch_dimensions), 0.0)
@@ -129,7 +129,7 @@ def discounted_returns(
     `before` f32[N] is where the last rollout left off -> (where this one does f32[N], all of them f32[T, N]).
     """
 
-    def forwards(total, now):
+    def forwards(total: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         reward_t, ended_t = now
         total = discount * total + reward_t
         return jnp.where(ended_t, 0.0, total), total

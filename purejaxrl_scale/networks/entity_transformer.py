@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from purejaxrl_scale.networks.mlp import ACTIVATIONS, HIDDEN_SCALE, Activation, dense
+from purejaxrl_scale.networks.mlp import ACTIVATIONS, HIDDEN_SCALE, Activation, Dense, dense
 
 ENTITY_FIELDS = (
     "circles",
@@ -118,8 +118,8 @@ class AttentionLayer(nn.Module):
     def _norm(self, name: str, bodies: jax.Array) -> jax.Array:
         return nn.LayerNorm(dtype=self.dtype, param_dtype=jnp.float32, name=name)(bodies)
 
-    def _dense(self, name: str, width: int) -> nn.Dense:
-        return nn.Dense(width, dtype=self.dtype, param_dtype=jnp.float32, name=name)
+    def _dense(self, name: str, width: int) -> Dense:
+        return Dense(width, dtype=self.dtype, param_dtype=jnp.float32, name=name)
 
 
 class Gate(nn.Module):
@@ -135,7 +135,7 @@ class Gate(nn.Module):
         width = residual.shape[-1]
 
         def project(name: str, parts: int, inputs: jax.Array) -> list[jax.Array]:
-            layer = nn.Dense(parts * width, use_bias=False, dtype=self.dtype, param_dtype=jnp.float32, name=name)
+            layer = Dense(parts * width, use_bias=False, dtype=self.dtype, param_dtype=jnp.float32, name=name)
             return jnp.split(layer(inputs), parts, axis=-1)
 
         bias = self.param("bias", nn.initializers.zeros, (width,), jnp.float32).astype(self.dtype)
@@ -160,8 +160,8 @@ class Messages(nn.Module):
         to, other = ends[:, :, 0], ends[:, :, 1]
         along_joint = jnp.concatenate([_pick(to, bodies), _pick(other, bodies), joints], axis=-1)
         along_thruster = jnp.concatenate([_pick(mounts, bodies), thrusters], axis=-1)
-        joint_message = nn.Dense(width, dtype=self.dtype, param_dtype=jnp.float32, name="joint")(along_joint)
-        thruster_message = nn.Dense(width, dtype=self.dtype, param_dtype=jnp.float32, name="thruster")(along_thruster)
+        joint_message = Dense(width, dtype=self.dtype, param_dtype=jnp.float32, name="joint")(along_joint)
+        thruster_message = Dense(width, dtype=self.dtype, param_dtype=jnp.float32, name="thruster")(along_thruster)
         receivers = jnp.concatenate([to, mounts], axis=1)
         messages = jnp.concatenate([joint_message, thruster_message], axis=1)
         return bodies + jnp.sum(receivers[..., None] * messages[:, :, None], axis=1)

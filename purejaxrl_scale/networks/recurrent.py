@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from purejaxrl_scale.networks.mlp import Dense
+
 
 class GRU(nn.Module):
     """Gated recurrent unit (Cho et al. 2014, arXiv 1406.1078, in the form of cuDNN).
@@ -31,7 +33,7 @@ class GRU(nn.Module):
             return jnp.concatenate(blocks, axis=1)
 
         # All time steps at once: only the product with the memory has to wait for its turn.
-        inputs = nn.Dense(3 * size, dtype=self.dtype, param_dtype=jnp.float32, name="input")(features)
+        inputs = Dense(3 * size, dtype=self.dtype, param_dtype=jnp.float32, name="input")(features)
         kernel = self.param("recurrent_kernel", three_orthogonal, (size, 3 * size), jnp.float32)
         candidate_bias = self.param("candidate_bias", nn.initializers.zeros, (size,), jnp.float32)
 

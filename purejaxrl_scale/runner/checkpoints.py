@@ -109,6 +109,12 @@ def to_host(state: PyTree) -> dict[str, np.ndarray]:
     return leaves
 
 
+def below(leaves: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+    """The leaves of one field of a state, named from there on."""
+    prefix = f"{name}/"
+    return {path.removeprefix(prefix): leaf for path, leaf in leaves.items() if path.startswith(prefix)}
+
+
 def member_leaves(leaves: dict[str, np.ndarray], member: int | None) -> dict[str, np.ndarray]:
     """One member's part of a population's leaves; all of it if there is no population."""
     return leaves if member is None else {name: np.asarray(leaf[member]) for name, leaf in leaves.items()}

@@ -35,18 +35,18 @@ _open_logs: list[CompileLog] = []
 _listening = threading.Lock()
 
 
-def _on_duration(event: str, duration: float, **_: str | int) -> None:
+def _on_duration(event: str, duration_secs: float, **kwargs: str | int) -> None:
     for log in _open_logs:
         if log.thread != threading.get_ident():
             continue
         if event == _LOWER:
-            log.lowering_seconds += duration
+            log.lowering_seconds += duration_secs
         elif event == _COMPILE:
-            log.compile_seconds += duration
+            log.compile_seconds += duration_secs
             log.compiles += 1
 
 
-def _on_event(event: str, **_: str | int) -> None:
+def _on_event(event: str, **kwargs: str | int) -> None:
     for log in _open_logs:
         if event == _CACHE_HIT and log.thread == threading.get_ident():
             log.cache_hits += 1
@@ -73,8 +73,9 @@ def enable_cache() -> Path | None:
 
     It lies in the user's cache folder. Short compilations are kept too: a run has dozens of them.
     """
-    if jax.config.jax_compilation_cache_dir:
-        return Path(jax.config.jax_compilation_cache_dir)
+    chosen = getattr(jax.config, "jax_compilation_cache_dir", None)
+    if chosen:
+        return Path(chosen)
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "purejaxrl_scale" / "jax"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -66,7 +66,7 @@ def make_record(trainer: Any, deterministic: bool) -> Callable[[PyTree, jax.Arra
 
         carry = (observation, state, jnp.array(True), trainer.initial_memory(1), jnp.array(False))
         _, (states, reward, outcome, ended, over) = jax.lax.scan(step, carry, jnp.arange(steps))
-        length = jnp.sum(~over)
+        length = jnp.sum(~jnp.asarray(over))
         return Recording(
             jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), state, states),
             length,

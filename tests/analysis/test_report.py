@@ -9,12 +9,12 @@ from purejaxrl_scale.analysis.runs import load_run
 
 
 def test_the_figure_shows_the_return_and_the_evaluations(make_run):
-    figure = training_figure([load_run(make_run())])
+    figure = training_figure([load_run(make_run(lines=200))])
     main, *panels = figure.axes
     assert main.get_ylabel() == "episode return"
     raw, smooth, stochastic, deterministic = main.lines
-    assert len(raw.get_xdata()) == len(smooth.get_xdata()) == 30
-    assert deterministic.get_ydata().tolist() == stochastic.get_ydata().tolist() == [210.0, 420.0]
+    assert len(raw.get_xdata()) == len(smooth.get_xdata()) == 100
+    assert deterministic.get_ydata().tolist() == stochastic.get_ydata().tolist() == [700.0, 1400.0]
     assert len(panels) == 5
     assert all(panel.lines for panel in panels)
 
@@ -45,7 +45,8 @@ def test_the_page_of_one_run(make_run):
     (folder / "agent.gif").write_bytes(b"GIF")
     page, png, svg = report.write_report([run], film_caption="best of 4")
     text = page.read_text()
-    assert Image.open(png).size[0] > 1000
+    with Image.open(png) as image:
+        assert image.width > 1000
     assert svg.read_text().startswith("<?xml")
     for link in re.findall(r"\]\(([^)]+)\)", text):
         assert (folder / link).exists()

@@ -27,7 +27,7 @@ def test_moments_of_several_batches_are_those_of_all_samples():
     samples = np.concatenate([batch.reshape(-1, 5) for batch in batches])
     np.testing.assert_allclose(moments.mean, samples.mean(0), rtol=1e-5)
     np.testing.assert_allclose(moments.variance, samples.var(0), rtol=1e-5)
-    assert counters.exact(moments.count) == len(samples)
+    assert counters.exact(moments.samples) == len(samples)
 
 
 def test_variance_is_centred():
@@ -49,19 +49,19 @@ def test_variance_between_devices_counts():
     moments = jax.jit(sharded)(jnp.array([0.0] * 4 + [2.0] * 4))
     assert float(moments.mean) == 1.0
     assert float(moments.variance) == 1.0
-    assert counters.exact(moments.count) == 8
+    assert counters.exact(moments.samples) == 8
 
 
 def test_invalid_samples_count_for_nothing():
     samples = jnp.array([1.0, jnp.nan, 3.0, jnp.inf])
     moments = update_moments(init_moments(0.0), samples, jnp.array([True, False, True, False]))
-    assert (float(moments.mean), float(moments.variance), counters.exact(moments.count)) == (2.0, 1.0, 2)
+    assert (float(moments.mean), float(moments.variance), counters.exact(moments.samples)) == (2.0, 1.0, 2)
 
 
 def test_count_is_exact_beyond_32_bits():
-    moments = init_moments(0.0)._replace(count=counters.init(2**33 - 3))
+    moments = init_moments(0.0)._replace(samples=counters.init(2**33 - 3))
     moments = update_moments(moments, jnp.zeros(3), jnp.ones(3, bool))
-    assert counters.exact(moments.count) == 8_589_934_592
+    assert counters.exact(moments.samples) == 8_589_934_592
 
 
 def test_standardised_observations_are_bounded():

@@ -11,8 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from purejaxrl_scale.config import AlgorithmConfig, CheckpointConfig, Config, EnvironmentConfig, EvaluationConfig
-from purejaxrl_scale.config import RunConfig
+from purejaxrl_scale.config import (
+    AlgorithmConfig,
+    CheckpointConfig,
+    Config,
+    EnvironmentConfig,
+    EvaluationConfig,
+    RunConfig,
+)
 from purejaxrl_scale.environments.interface import Box, Discrete, Timestep
 
 

@@ -92,7 +92,9 @@ def test_the_newest_are_kept(tmp_path):
 
 
 def test_members_are_cut_out_and_put_together():
-    population = checkpoints.to_host({"a": jnp.arange(6.0).reshape(3, 2), "key": jax.random.split(jax.random.key(0), 3)})
+    population = checkpoints.to_host(
+        {"a": jnp.arange(6.0).reshape(3, 2), "key": jax.random.split(jax.random.key(0), 3)}
+    )
     members = [checkpoints.member_leaves(population, member) for member in range(3)]
     np.testing.assert_array_equal(members[1]["a"], [2.0, 3.0])
     np.testing.assert_equal(checkpoints.stack(members, [0, 1, 2]), population)

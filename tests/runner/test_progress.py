@@ -81,8 +81,17 @@ def test_a_curve_does_not_grow():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0"), (0.00041, "4.1e-04"), (1.2345, "1.23"), (1234.5, "1,234"), (2.5e6, "2.5M"), (3e12, "3T")]
-    + [(-0.5, "-0.5"), (math.nan, "not finite"), (-2e9, "-2G")],
+    [
+        (0.0, "0"),
+        (0.00041, "4.1e-04"),
+        (1.2345, "1.23"),
+        (1234.5, "1,234"),
+        (2.5e6, "2.5M"),
+        (3e12, "3T"),
+        (-0.5, "-0.5"),
+        (math.nan, "not finite"),
+        (-2e9, "-2G"),
+    ],
 )
 def test_compact(value, text):
     assert compact(value) == text
@@ -128,7 +137,9 @@ def test_jupyter_has_one_line_that_is_written_over(monkeypatch, tmp_path):
     assert stream.getvalue().count("\n") == 2
 
 
-@pytest.mark.parametrize(("mode", "kind"), [("auto", "PlainDisplay"), ("plain", "PlainDisplay"), ("none", "SilentDisplay")])
+@pytest.mark.parametrize(
+    ("mode", "kind"), [("auto", "PlainDisplay"), ("plain", "PlainDisplay"), ("none", "SilentDisplay")]
+)
 def test_without_a_terminal_lines_are_plain(monkeypatch, tmp_path, mode, kind):
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     assert type(progress.make_display(mode, make_status(), tmp_path / "log")).__name__ == kind

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from purejaxrl_scale import config_io
-from purejaxrl_scale.config import EvaluationConfig
 from purejaxrl_scale.runner import checkpoints, folders, records, runner
 from purejaxrl_scale.runner.folders import RunError
 from purejaxrl_scale.runner.pace import Pace
@@ -158,7 +157,9 @@ def test_an_unreadable_checkpoint_is_an_error(config, trainers, signal_after, ca
     assert metrics(run) == before
 
 
-def test_without_a_checkpoint_a_young_run_starts_again_and_an_old_one_is_refused(config, trainers, signal_after, capsys):
+def test_without_a_checkpoint_a_young_run_starts_again_and_an_old_one_is_refused(
+    config, trainers, signal_after, capsys
+):
     assert runner.train(config, "x") == 0
     run = only_run(config)
     whole, ending = metrics(run), leaves(run)

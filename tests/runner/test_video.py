@@ -23,24 +23,25 @@ def frames(count, height, width, noise=False):
 
 def test_a_gif_loops_keeps_its_colours_and_holds_the_end(tmp_path):
     path = video.write_gif(frames(20, 100, 200), tmp_path / "a.gif")
-    image = Image.open(path)
-    assert image.n_frames == 20
-    assert image.info["loop"] == 0
-    image.seek(19)
-    assert image.info["duration"] >= 900
-    red, green, blue = image.convert("RGB").getpixel((2, 2))
+    with Image.open(path) as image:
+        assert image.n_frames == 20
+        assert image.info["loop"] == 0
+        image.seek(19)
+        assert image.info["duration"] >= 900
+        red, green, blue = image.convert("RGB").getpixel((2, 2))
     assert max(abs(red - 0), abs(green - 114), abs(blue - 178)) < 12
 
 
 def test_small_frames_are_enlarged_sharply(tmp_path):
-    image = Image.open(video.write_gif(frames(3, 10, 10), tmp_path / "a.gif"))
-    assert image.size == (360, 360)
+    with Image.open(video.write_gif(frames(3, 10, 10), tmp_path / "a.gif")) as image:
+        assert image.size == (360, 360)
 
 
 def test_a_gif_that_would_be_large_is_made_smaller(tmp_path):
     path = video.write_gif(frames(60, 200, 200, noise=True), tmp_path / "a.gif", most_bytes=400_000)
     assert path.stat().st_size <= 400_000
-    assert Image.open(path).n_frames > 5
+    with Image.open(path) as image:
+        assert image.n_frames > 5
 
 
 def test_long_films_are_mp4(tmp_path):
@@ -56,12 +57,12 @@ def test_the_best_episode_is_filmed_to_its_end(tmp_path):
     film = video.film(trainer, None, 0, tmp_path)
     assert film.path == tmp_path / "agent.gif"
     starts = [
-        int(trainer.environment.reset(video.jax.random.fold_in(key, 5))[1].length)
-        for key in video.candidate_keys(0)
+        int(trainer.environment.reset(video.jax.random.fold_in(key, 5))[1].length) for key in video.candidate_keys(0)
     ]
     best = max(starts, key=lambda length: (length % 2, length))
     assert len(set(starts)) > 1
-    assert Image.open(film.path).n_frames == best + 1
+    with Image.open(film.path) as image:
+        assert image.n_frames == best + 1
     assert film.caption == f"best of 4 episodes, deterministic policy, return {best} in {best} steps"
 
 

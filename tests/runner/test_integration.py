@@ -1,0 +1,140 @@
+"""The run around the real trainer, on CartPole."""
+
+import dataclasses
+import os
+import signal
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from purejaxrl_scale.analysis.runs import load_run
+from purejaxrl_scale.config import (
+    AlgorithmConfig,
+    Config,
+    EnvironmentConfig,
+    EvaluationConfig,
+    NetworkConfig,
+    RunConfig,
+)
+from purejaxrl_scale.runner import checkpoints, evaluation, records, runner
+from purejaxrl_scale.runner.compilation import watch
+from purejaxrl_scale.runner.session import Session
+
+
+def cartpole(folder, **run):
+    """12 outer steps of 16 environments x 8 steps."""
+    return Config(
+        total_steps=12 * 128,
+        environment=EnvironmentConfig(name="gymnax/CartPole-v1", num_envs=16, observation_normalisation=True),
+        network=NetworkConfig(widths=(8,)),
+        algorithm=AlgorithmConfig(rollout_length=8, minibatch_size=64, epochs=2, schedule="linear"),
+        evaluation=EvaluationConfig(num_envs=8, max_steps=60),
+        run=RunConfig(folder=str(folder), wandb="disabled", progress="none", report=False, **run),
+    )
+
+
+def only_run(folder):
+    (run,) = Path(folder).iterdir()
+    return run
+
+
+def untimed(run):
+    lines = records.read(run / "metrics.jsonl")
+    return [{name: value for name, value in line.items() if not name.startswith("time/")} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run with one evaluation at its end, and what its chunk compiled while it ran."""
+    folder = tmp_path_factory.mktemp("whole")
+    compile_chunk, lowered, during = Session._compile, [], []
+
+    def watched(self, trainer, state):
+        chunk = compile_chunk(self, trainer, state)
+        lowered.append(trainer)
+
+        def call(*arguments):
+            with watch() as log:
+                result = chunk(*arguments)
+            during.append(log.compiles)
+            return result
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "_compile", watched)
+        assert runner.train(cartpole(folder), "whole") == 0
+    return only_run(folder), lowered, during
+
+
+def test_the_chunk_compiles_exactly_once(whole):
+    _, lowered, during = whole
+    assert len(lowered) == 1
+    assert len(during) >= 3  # chunks, of different lengths
+    assert sum(during) == 0
+
+
+def test_the_record_is_continuous(whole):
+    lines = untimed(whole[0])
+    assert [line["steps"] for line in lines] == [128 * step for step in range(1, 13)]
+    for line in lines:
+        assert ("episode/return" in line) == (line["episode/count"] > 0)
+        assert all(np.isfinite(line[name]) for name in ("policy/kl_k3", "policy/entropy", "loss/value"))
+        assert {name for name in line if name not in records.METRICS} == set()
+
+
+def test_evaluation_changes_no_training_bit(whole, tmp_path):
+    config = cartpole(tmp_path)
+    config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, every_steps=256))
+    assert runner.train(config, "evaluated") == 0
+    run = only_run(tmp_path)
+    assert len(records.read(run / "evaluations.jsonl")) == 12
+    assert len(records.read(whole[0] / "evaluations.jsonl")) == 2
+    assert untimed(run) == untimed(whole[0])
+    np.testing.assert_equal(checkpoints.restore(run, 12).leaves, checkpoints.restore(whole[0], 12).leaves)
+
+
+def test_stopped_and_resumed_it_ends_in_the_same_bits(whole, tmp_path, monkeypatch):
+    record = Session._record
+
+    def recording(self, *arguments, **options):
+        record(self, *arguments, **options)
+        if not self._control.stopping:
+            os.kill(os.getpid(), signal.SIGTERM)
+            self._control.stop.wait(10)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "_record", recording)
+        assert runner.train(cartpole(tmp_path), "stopped") == 75
+    run = only_run(tmp_path)
+    assert checkpoints.steps(run) == [1]
+    assert runner.resume(run) == 0
+    assert untimed(run) == untimed(whole[0])
+    np.testing.assert_equal(checkpoints.restore(run, 12).leaves, checkpoints.restore(whole[0], 12).leaves)
+    assert records.read(run / "evaluations.jsonl") == records.read(whole[0] / "evaluations.jsonl")
+
+
+def test_members_of_a_population_have_records_of_their_own(whole, tmp_path):
+    """The first outer step is the seed's alone but for the order of sums; later ones let such differences grow."""
+    assert runner.train(dataclasses.replace(cartpole(tmp_path), seeds=2), "both") == 0
+    first, second = sorted(Path(tmp_path).iterdir())
+    assert untimed(first)[0] == pytest.approx(untimed(whole[0])[0], rel=1e-3, abs=1e-5)
+    assert untimed(second)[0] != pytest.approx(untimed(whole[0])[0], rel=1e-3, abs=1e-5)
+    alone, member = (checkpoints.restore(run, 12).leaves for run in (whole[0], first))
+    assert {name: leaf.shape for name, leaf in alone.items()} == {name: leaf.shape for name, leaf in member.items()}
+    np.testing.assert_array_equal(alone["key"], member["key"])
+
+
+def test_a_loaded_policy_is_the_one_that_was_evaluated(whole):
+    run = load_run(whole[0])
+    assert run.checkpoint().steps == 12 * 128
+    episodes = evaluation.make_evaluate(run.trainer)(run.checkpoint().learner, evaluation.evaluation_key(0))
+    assert evaluation.summarise(episodes, 12 * 128, 12) == records.read(whole[0] / "evaluations.jsonl")
+    action = run.policy(np.zeros(4, np.float32), deterministic=True)
+    assert action.shape == ()
+    samples = {int(run.policy(np.zeros(4, np.float32), jax.random.key(seed))) for seed in range(30)}
+    assert samples == {0, 1}
+    with pytest.raises(ValueError, match="needs a key"):
+        run.policy(np.zeros(4, np.float32))
