@@ -10,7 +10,7 @@ from purejaxrl_scale.config import AlgorithmConfig, Config, EnvironmentConfig, N
 CONFIG = Config(
     total_steps=10_737_418_240,
     environment=EnvironmentConfig(name="kinetix/l", num_envs=2048, observation="entity", action="multi_discrete"),
-    network=NetworkConfig(name="entity_transformer", widths=(128,) * 5, activation="tanh"),
+    network=NetworkConfig(name="entity_transformer", widths=(128,) * 5, activation="tanh", shared=True),
     algorithm=AlgorithmConfig(
         rollout_length=256,
         minibatch_size=16_384,

@@ -25,7 +25,8 @@ def broken_batch_rules(config: Config) -> list[str]:
     )
     if min(numbers) < 1:
         return []
-    return [*_devices(config), *_segments(config), *_environments(config), *_minibatches(config), *_indices(config)]
+    rules = (_devices, _segments, _environments, _minibatches, _microbatches, _indices)
+    return [fault for rule in rules for fault in rule(config)]
 
 
 def _devices(config: Config) -> Iterator[str]:
@@ -46,6 +47,15 @@ def _segments(config: Config) -> Iterator[str]:
         yield (
             f"network.segment_length must divide algorithm.rollout_length: {segment} does not divide {length}; "
             f"nearest legal segment_length: {_or(legal_segments)}, rollout_length: {_or(legal_lengths)}"
+        )
+
+
+def _microbatches(config: Config) -> Iterator[str]:
+    size, segment = config.algorithm.microbatch_size, config.segment_length
+    if size % segment:
+        yield (
+            f"algorithm.microbatch_size must be a multiple of the segment length: {size:,} is not a multiple of "
+            f"{segment}; nearest legal microbatch_size: {_or(neighbours(size, multiples_around(size, segment)))}"
         )
 
 

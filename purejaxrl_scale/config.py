@@ -101,8 +101,8 @@ class AlgorithmConfig:
     minibatch_size: int = 16_384
     """Samples in one optimiser step, over all devices. The number of minibatches follows from it."""
     microbatch_size: int = 0
-    """Samples whose gradient is computed at once on each device; 0 for 4,096 on a CPU, and a whole minibatch on an
-    accelerator. Gradients add up, so it changes speed and memory, not what is learnt."""
+    """Samples whose gradient is computed at once on each device; 0 for what fits the caches on a CPU, and a whole
+    minibatch on an accelerator. Gradients add up, so it changes speed and memory, not what is learnt."""
     epochs: int = 4
     """Passes over each batch."""
     learning_rate: TracedFloat = 3e-4

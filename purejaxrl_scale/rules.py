@@ -64,6 +64,7 @@ RANGES: dict[str, Range] = {
     "network.transformer_heads": _COUNT,
     "algorithm.rollout_length": _COUNT,
     "algorithm.minibatch_size": _COUNT,
+    "algorithm.microbatch_size": _NOT_NEGATIVE,
     "algorithm.epochs": _COUNT,
     "algorithm.learning_rate": _POSITIVE,
     "algorithm.warmup_fraction": Range(low=0, high=1, high_open=True),

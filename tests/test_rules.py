@@ -102,6 +102,13 @@ def test_segments_divide_rollouts():
     assert problems(with_fields(batch(64, 128, 512, network__recurrent=True, network__segment_length=64))) == []
 
 
+def test_microbatches_hold_whole_segments():
+    overrides = batch(64, 128, 512, network__recurrent=True, network__segment_length=64)
+    problem = only_problem(overrides | {"algorithm.microbatch_size": 100})
+    assert "64 or 128" in problem
+    assert problems(with_fields(overrides | {"algorithm.microbatch_size": 128})) == []
+
+
 def test_a_flat_index_never_overflows():
     problem = only_problem(batch(2**20, 2**11, 2**14))
     assert "= 2,147,483,648" in problem

@@ -248,6 +248,27 @@ def test_learning_rate_of_the_last_step_is_not_zero():
     np.testing.assert_allclose(metrics["optimiser/learning_rate"], expected, rtol=1e-5)
 
 
+def test_microbatches_change_neither_the_schedule_nor_what_is_learnt():
+    """Schedules count optimiser steps; four microbatches of 8 are one minibatch of 32, and 12 leaves a partial one."""
+    runs = [
+        make_trainer(Clock(), algorithm={"schedule": "linear", "microbatch_size": size})(jax.random.key(0))
+        for size in (0, 8, 12)
+    ]
+    for state, metrics in runs[1:]:
+        np.testing.assert_array_equal(metrics["optimiser/learning_rate"], runs[0][1]["optimiser/learning_rate"])
+        assert_equal(state.learner, runs[0][0].learner, rtol=1e-4, atol=1e-6)
+
+
+def test_no_host_callback_in_the_training_function(clock_trainer):
+    state = clock_trainer.init(jax.random.key(0))
+    assert "callback" not in clock_trainer.lower_chunk(state).as_text()
+
+
+def test_impossible_configs_are_refused_before_anything_is_made():
+    with pytest.raises(ValueError, match=r"minibatch_size"):
+        train.make_train(Config(algorithm=AlgorithmConfig(minibatch_size=1000)))
+
+
 def test_experience_does_not_depend_on_the_number_of_environments():
     """Environment i of 16 and environment i of 32 begin alike: keys are folded from global indices."""
     small = make_trainer(Clock()).init(jax.random.key(4))

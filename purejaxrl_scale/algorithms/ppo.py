@@ -21,7 +21,9 @@ from purejaxrl_scale.environments.interface import PyTree
 from purejaxrl_scale.minibatches import shuffled_index
 from purejaxrl_scale.networks.distributions import Distribution
 
-CPU_MICROBATCH = 4096
+# Samples whose activations stay in a CPU's cache, measured: twice the speed of a whole minibatch for the MLP, five times
+# for the transformer.
+CPU_MICROBATCH = {"mlp": 4096, "minatar_cnn": 1024, "impala_cnn": 128, "entity_transformer": 256}
 LOG_RATIO_CAP = 4.605170185988092  # log 100: importance ratios beyond 100 carry noise and little else
 
 
@@ -168,7 +170,7 @@ def make_optimiser(config: AlgorithmConfig, max_gradient_norm: float | jax.Array
 
 def minibatch_gradient(
     actor_critic: Evaluate,
-    config: AlgorithmConfig,
+    config: Config,
     params: PyTree,
     source: Source,
     rows: jax.Array,
@@ -183,7 +185,7 @@ def minibatch_gradient(
     """
     length, local = rows.shape
     advantage, valid = source.batch.advantage[rows], source.batch.valid[rows]
-    if config.normalise_advantages:
+    if config.algorithm.normalise_advantages:
         advantage = standardised(advantage, valid)
     size = microbatch_size(config, local * length) // length
     count = -(-local // size)
@@ -199,7 +201,7 @@ def minibatch_gradient(
         keys = _sample_keys(key, length, shard_index() * jnp.uint32(local) + place.astype(jnp.uint32))
 
         def objective(params):
-            return loss(actor_critic, config, params, memory, batch, numbers, keys)
+            return loss(actor_critic, config.algorithm, params, memory, batch, numbers, keys)
 
         return jax.grad(objective, has_aux=True)(params)
 
@@ -215,10 +217,11 @@ def minibatch_gradient(
     return jax.tree.map(lambda leaf: leaf / jnp.maximum(samples, 1.0), total)
 
 
-def microbatch_size(config: AlgorithmConfig, samples: int) -> int:
-    """Samples whose gradient is computed at once on a device that holds `samples` of a minibatch."""
-    automatic = CPU_MICROBATCH if jax.default_backend() == "cpu" else samples
-    return min(config.microbatch_size or automatic, samples)
+def microbatch_size(config: Config, samples: int) -> int:
+    """Samples whose gradient is computed at once on a device that holds `samples` of a minibatch: whole segments."""
+    automatic = CPU_MICROBATCH[config.network.name] if jax.default_backend() == "cpu" else samples
+    size = config.algorithm.microbatch_size or max(automatic, config.segment_length)
+    return min(size, samples)
 
 
 def _memory_row(row: jax.Array, length: int, num_envs: int) -> jax.Array:
@@ -299,7 +302,7 @@ def improve(
             rate = learning_rate((number * minibatches + index).astype(jnp.float32) / steps)
             gradient, parts = minibatch_gradient(
                 actor_critic,
-                config.algorithm,
+                config,
                 learnt.params,
                 shuffled,
                 rows_of(index),

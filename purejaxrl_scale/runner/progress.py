@@ -65,15 +65,21 @@ class PlainDisplay(SilentDisplay):
     def __init__(self, status: Status, stream: TextIO):
         super().__init__(stream)
         self._status = status
-        self._shown: tuple[int, str] = (-1, "")  # twentieth of the run and stage of the last line
+        self._twentieth, self._stage, self._compiled = -1, "", ""  # as last shown
         self._at, self._steps = -math.inf, 0
 
     def refresh(self) -> None:
+        status = self._status
+        if status.compiled != self._compiled:
+            self._compiled = status.compiled
+            self.note(status.compiled)
         # The epsilon keeps 0.15 * 20 from being 2.9999999999999996.
-        now = (int(self._status.share * 20 + 1e-9), self._status.stage)
-        if now != self._shown or time.monotonic() - self._at >= _SECONDS_BETWEEN_LINES:
-            self._shown, self._at, self._steps = now, time.monotonic(), self._status.steps
-            self.note(plain_line(self._status))
+        twentieth = int(status.share * 20 + 1e-9)
+        due = twentieth != self._twentieth or time.monotonic() - self._at >= _SECONDS_BETWEEN_LINES
+        if due or (status.stage and status.stage != self._stage):
+            self._twentieth, self._at, self._steps = twentieth, time.monotonic(), status.steps
+            self.note(plain_line(status))
+        self._stage = status.stage
 
     def stop(self) -> None:
         if self._status.steps > self._steps:

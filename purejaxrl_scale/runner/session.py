@@ -113,16 +113,17 @@ class Session:
 
     def _compile(self, trainer: Any, state: PyTree) -> Callable[[PyTree, np.uint32], tuple[PyTree, Mapping]]:
         """The one compilation of the chunk. It is called with the executable, so it cannot compile again."""
+        began = self._enter("tracing and lowering")
         with watch() as log:
-            began = self._enter("tracing and lowering")
             lowered = trainer.lower_chunk(state)
-            lowered_in = time.monotonic() - began
-            began = self._enter("compiling")
+        traced_in = time.monotonic() - began - log.lowering_seconds
+        began = self._enter("compiling")
+        with watch() as compile_log:
             compiled = lowered.compile()
-            compiled_in = time.monotonic() - began
-        origin = "from the cache" if log.cached else "not in the cache"
+        compiled_in = time.monotonic() - began
+        origin = "from the cache" if compile_log.cached else "not in the cache"
         self._status.compiled = (
-            f"traced in {lowered_in - log.lowering_seconds:.1f} s, lowered in {log.lowering_seconds:.1f} s, "
+            f"traced in {traced_in:.1f} s, lowered in {log.lowering_seconds:.1f} s, "
             f"compiled in {compiled_in:.1f} s ({origin})"
         )
         self._log(self._status.compiled)

@@ -100,16 +100,15 @@ def duration(seconds: float) -> str:
 
 def plain_line(status: Status) -> str:
     """The status in one line without colours."""
-    parts = []
+    parts = [f"{status.share:4.0%} {status.steps:,}/{status.total_steps:,} steps"]
     if status.stage:
-        parts.append(f"{status.stage} {time.monotonic() - status.stage_started:.0f} s")
-    parts.append(f"{status.share:4.0%} {status.steps:,}/{status.total_steps:,} steps")
+        return f"{parts[0]} | {status.stage} {time.monotonic() - status.stage_started:.0f} s"
     if status.steps_per_second:
         parts.append(f"{compact(status.steps_per_second)} steps/s")
     if score := status.score():
         parts.append(f"{score[0]} {score[1]}")
     parts += [f"{word} {compact(status.latest[name])}" for name, word in _DETAILS.items() if name in status.latest]
-    if status.seconds_left is not None and not status.stage:
+    if status.seconds_left is not None:
         parts.append(f"{duration(status.seconds_left)} left")
     return " | ".join(parts)
 

@@ -66,11 +66,11 @@ def make_record(trainer: Any, deterministic: bool) -> Callable[[PyTree, jax.Arra
 
         carry = (observation, state, jnp.array(True), trainer.initial_memory(1), jnp.array(False))
         _, (states, reward, outcome, ended, over) = jax.lax.scan(step, carry, jnp.arange(steps))
-        length = jnp.sum(~jnp.asarray(over))
+        length = jnp.sum(~over)
         return Recording(
             jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), state, states),
             length,
-            jnp.sum(jnp.where(over, 0.0, reward)),
+            jnp.sum(reward, where=~over),
             jax.tree.map(lambda values: values[length - 1], outcome),
             ended[length - 1],
         )

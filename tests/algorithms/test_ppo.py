@@ -143,7 +143,7 @@ def test_the_gradient_of_a_minibatch_by_hand_on_any_number_of_devices(count, mic
     def of_shard(batch):
         local = batch.log_prob.shape[1]
         source = ppo.Source(jax.tree.map(lambda leaf: leaf[0], batch), (), local)
-        config = AlgorithmConfig(microbatch_size=microbatch)
+        config = Config(algorithm=AlgorithmConfig(microbatch_size=microbatch))
         rows = jnp.arange(local, dtype=jnp.int32)[None]
         return ppo.minibatch_gradient(linear_policy, config, params, source, rows, NUMBERS, key)
 

@@ -220,9 +220,7 @@ def test_pixels_and_frames_stand_upright():
     np.testing.assert_allclose(frame, np.asarray(suites).transpose(1, 0, 2)[::-1], atol=0.5)
 
 
-@pytest.mark.parametrize(
-    ("level", "size"), [(LEVEL, "m"), ("s/h6_unicycle_right", "locomotion"), ("m/h7_car_flip", "m"), ("l/pr", "l")]
-)
+@pytest.mark.parametrize(("level", "size"), [(LEVEL, "m"), ("m/h7_car_flip", "l")])
 def test_a_level_is_what_the_suite_reads(level, size):
     environment = make(f"kinetix/{size}", levels=(level,), observation="flat")
     _, state = environment.reset(jax.random.key(0))
@@ -285,7 +283,7 @@ def test_filter_takes_the_second_candidate_where_idling_solves_the_first():
         return touching(state, trivial).replace(gravity=state.gravity.at[0].set(1e-4 * mark))
 
     keys = jax.random.split(jax.random.key(2), BATCH // 2)
-    candidates = jax.vmap(sample)(jax.vmap(jax.random.split)(keys).reshape(-1))
+    candidates = jax.jit(jax.vmap(sample))(jax.vmap(jax.random.split)(keys).reshape(-1))
     solved = idle_success(candidates).reshape(-1, 2)
     assert {(True, True), (True, False), (False, True), (False, False)} == set(map(tuple, solved.tolist()))
     marks = np.asarray(candidates.gravity[:, 0]).reshape(-1, 2)

@@ -193,3 +193,23 @@ def trainers(monkeypatch):
     made.options = {}
     monkeypatch.setattr("purejaxrl_scale.train.make_train", made.make)
     return made
+
+
+@pytest.fixture
+def compile_cache(tmp_path):
+    """A persistent compile cache with nothing in it."""
+    from jax.experimental.compilation_cache import compilation_cache
+
+    settings = {
+        "jax_compilation_cache_dir": str(tmp_path / "cache"),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    # JAX opens its cache once; only a reset makes it look at the folder again.
+    for values in (settings, before):
+        for name, value in values.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        if values is settings:
+            yield tmp_path / "cache"

@@ -55,7 +55,7 @@ def test_stages_and_a_run_without_episodes():
     status = Status("x", "y", "z", 1000)
     status.enter("compiling")
     assert "compiling 0 s" in draw(status, 80)
-    assert plain_line(status) == "compiling 0 s |   0% 0/1,000 steps"
+    assert plain_line(status) == "  0% 0/1,000 steps | compiling 0 s"
     assert "return" not in draw(status, 80)
 
 

@@ -311,3 +311,11 @@ def test_chunks_aim_at_their_seconds():
     assert pace.choose(10_000) == 512
     pace.measure(512, 1e6)
     assert pace.choose(10_000) == 1
+
+
+def test_a_second_start_takes_the_program_from_the_cache(config, trainers, tmp_path, compile_cache):
+    for start in range(2):
+        own = replace(config, run={"folder": str(tmp_path / str(start))})
+        assert runner.train(own, "x") == 0
+        origin = "(from the cache)" if start else "(not in the cache)"
+        assert origin in (only_run(own) / "run.log").read_text()
