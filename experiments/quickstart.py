@@ -1,16 +1,17 @@
-"""A small network learns one hand-made Kinetix level within minutes on two CPU cores.
+"""A car learns to jump: one hand-made Kinetix level, a small network, a minute or two on two CPU cores.
 
-The level is `s/h0_weak_thrust`, which random actions hardly ever solve.
+The level is `m/h3_car_thrust`: a car with a thruster must get its green body to the blue shape without touching the red
+block between them. Random actions solve about a fifth of the attempts.
 """
 
 from purejaxrl_scale.config import AlgorithmConfig, Config, EnvironmentConfig, NetworkConfig
 
 CONFIG = Config(
-    total_steps=1_000_000,
+    total_steps=400_000,
     environment=EnvironmentConfig(
-        name="kinetix/s",
+        name="kinetix/m",
         num_envs=64,
-        levels=("s/h0_weak_thrust",),
+        levels=("m/h3_car_thrust",),
         observation="flat",
         autoreset="first_state",
     ),
@@ -20,8 +21,9 @@ CONFIG = Config(
         minibatch_size=1024,
         epochs=4,
         learning_rate=1e-3,
+        schedule="linear",
         discount=0.99,
         trace_decay=0.95,
-        entropy_coefficient=0.01,
+        entropy_coefficient=0.003,
     ),
 )

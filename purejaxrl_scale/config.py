@@ -31,7 +31,7 @@ class EnvironmentConfig:
     dense_reward_scale: float = 0.2
     """Kinetix: reward for each metre that the green and the blue shape come closer; 0 for the sparse reward."""
     level_filter: bool = True
-    """Kinetix: drop random levels that doing nothing solves, or that doing nothing ends."""
+    """Kinetix: drop most of the random levels that doing nothing solves within 64 steps."""
     num_tasks: int = 0
     """Kinetix: train on this many random levels drawn once from a fixed key; 0 for an endless supply."""
     backend: Literal["generalized", "spring", "positional", "mjx"] = "spring"

@@ -25,7 +25,6 @@ _PACKAGES = (
     "jaxlib",
     "flax",
     "optax",
-    "distrax",
     "orbax-checkpoint",
     "numpy",
     "wandb",
