@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import jax
@@ -191,7 +191,7 @@ class Kinetix:
 
     @functools.cached_property
     def _frame(self) -> Callable[[EnvState], jax.Array]:
-        static_params = self.suite.static_env_params.replace(downscale=1)
+        static_params = replace(self.suite.static_env_params, downscale=1)
         with jax.numpy_rank_promotion("allow"), jax.ensure_compile_time_eval():
             draw = make_render_pixels(self.params, static_params)
 

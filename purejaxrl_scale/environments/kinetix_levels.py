@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -78,9 +78,8 @@ def load(level: str, suite: KinetixEnv) -> EnvState:
 
 def _fill(scene: dict, kind: str, blank: Things) -> Things:
     """All things of one kind, in the first slots of arrays like those of `blank`."""
-    return blank.replace(
-        **{field.name: _column(scene[kind], field.name, getattr(blank, field.name)) for field in fields(blank)}
-    )
+    columns = {field.name: _column(scene[kind], field.name, getattr(blank, field.name)) for field in fields(blank)}
+    return replace(blank, **columns)
 
 
 def _column(things: list[dict], name: str, blank: np.ndarray) -> np.ndarray:

@@ -139,7 +139,7 @@ class Session:
         """Chunks, and what happens between them, until the end or a signal."""
         config, total = self._config, self._config.num_outer_steps
         pace = Pace(config.run.chunk_seconds, trainer.chunk_limit)
-        last_save, chunks = time.monotonic(), 0
+        last_save, chunks, bookkeeping = time.monotonic(), 0, 0.0
         self._control.interruptible.clear()
         while self.outer_step < total and not self._control.stopping:
             outer_steps = pace.choose(min(total - self.outer_step, self._until_evaluation()))
@@ -149,9 +149,12 @@ class Session:
                 state, metrics = jax.block_until_ready(chunk(state, np.uint32(outer_steps)))
                 seconds = time.monotonic() - began
             pace.measure(outer_steps, seconds)
+            began = time.monotonic()
             evaluated_before = self._evaluations_due()
             # The first chunk touches its memory for the first time and would spoil the rate.
             self._record(jax.device_get(metrics), outer_steps, seconds, rated=chunks > 0 or outer_steps == total)
+            self._display.refresh()
+            bookkeeping += time.monotonic() - began
             chunks += 1
             diverged = self._broken_physics()
             if self._evaluations_due() > evaluated_before and self.outer_step < total and not diverged:
@@ -164,7 +167,7 @@ class Session:
             if diverged:
                 self._wait_for_savers()
                 raise RunError(diverged)
-            self._display.refresh()
+        self._log(f"records and display took {bookkeeping:.2f} s beside {self.wall_seconds:.2f} s of training")
         self._wait_for_savers()
         return state
 
