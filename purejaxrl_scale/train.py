@@ -368,10 +368,13 @@ class Trainer:
 
 def _state_specs(population: bool) -> PyTree:
     """Environments are sharded; everything else is the same on each device."""
-    sharded = PartitionSpec(None, devices.DEVICE_AXIS) if population else PartitionSpec(devices.DEVICE_AXIS)
-    specs: dict[str, PyTree] = {name: devices.REPLICATED for name in TrainState._fields}
-    specs["actors"] = sharded
-    return TrainState(**specs)
+
+    def spec(name: str) -> PyTree:
+        if name != "actors":
+            return devices.REPLICATED
+        return PartitionSpec(None, devices.DEVICE_AXIS) if population else PartitionSpec(devices.DEVICE_AXIS)
+
+    return TrainState(*map(spec, TrainState._fields))
 
 
 def make_train(config: Config) -> Trainer:

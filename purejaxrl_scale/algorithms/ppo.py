@@ -179,7 +179,8 @@ def minibatch_gradient(
     """The gradient of the mean loss over a minibatch, on all devices, and the means of the loss's parts.
 
     `rows` i32[L, B / L] are this device's. A large minibatch is a sum over microbatches, which gather their samples
-    when they need them, so that memory does not grow with the minibatch. The last microbatch may be partial; advantages are standardised over the whole.
+    when they need them, so that memory does not grow with the minibatch. The last microbatch may be partial; advantages
+    are standardised over the whole.
     """
     length, local = rows.shape
     advantage, valid = source.batch.advantage[rows], source.batch.valid[rows]
