@@ -1,6 +1,6 @@
 """A car learns to jump: one hand-made Kinetix level, a small network, a minute or two on two CPU cores.
 
-The level is `m/h3_car_thrust`: a car with a thruster must get its green body to the blue shape without touching the red
+The level is `m/h3_car_thrust`: a car with a thruster must get its green wheel to the blue ball without touching the red
 block between them. Random actions solve about a fifth of the attempts.
 """
 
