@@ -116,6 +116,16 @@ def test_any_number_of_devices_sees_the_same_experience(count, whole_run):
     np.testing.assert_array_equal(metrics["episode/return_sum"], whole_run[1]["episode/return_sum"])
 
 
+def test_a_recurrent_population_on_several_devices():
+    network = {"recurrent": True, "hidden_size": 8, "segment_length": 4}
+    keys = jnp.stack([jax.random.key(7), jax.random.key(3)])
+    several, _ = make_trainer(Clock(), count=4, network=network)(keys)
+    alone, _ = make_trainer(Clock(), network=network)(keys[1])
+    member = jax.tree.map(lambda leaf: leaf[1], several)
+    assert_equal(member.actors.start, alone.actors.start, rtol=1e-5)
+    assert_equal(member.learner, alone.learner, rtol=1e-4, atol=1e-5)
+
+
 def test_the_chunk_compiles_once(clock_trainer):
     state = clock_trainer.init(jax.random.key(0))
     function = clock_trainer._chunk(False, clock_trainer.chunk_limit)
