@@ -15,7 +15,8 @@ _INDEX_LIMIT = 2**31  # sample indices are int32
 
 
 def broken_batch_rules(config: Config) -> list[str]:
-    """One sentence for each broken rule. Numbers below 1 are left to the ranges: nothing divides by them."""
+    """One sentence for each broken rule. Numbers out of their ranges are left to those: nothing divides by 0, and the
+    search for legal neighbours of a number beyond 2³¹ would not end in time."""
     numbers = (
         config.environment.num_envs,
         config.algorithm.rollout_length,
@@ -23,7 +24,7 @@ def broken_batch_rules(config: Config) -> list[str]:
         config.devices.logical_shards,
         config.segment_length,
     )
-    if min(numbers) < 1:
+    if min(numbers) < 1 or max(numbers) >= _INDEX_LIMIT:
         return []
     rules = (_devices, _segments, _environments, _minibatches, _microbatches, _indices)
     return [fault for rule in rules for fault in rule(config)]

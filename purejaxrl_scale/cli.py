@@ -5,10 +5,14 @@ Exit codes: 0 done, 1 failed, 2 refused before starting, 75 stopped by a signal 
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 from purejaxrl_scale.config import Config, problems
@@ -20,7 +24,7 @@ from purejaxrl_scale.runner.folders import CONFIG_FILE, RunError
 from purejaxrl_scale.suggest import did_you_mean
 
 PROGRAM = "purejaxrl-scale"
-DONE, FAILED, REFUSED = 0, 1, 2
+DONE, FAILED, REFUSED, STOPPED = 0, 1, 2, 75
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,10 +68,30 @@ def _train(arguments: list[str]) -> int:
         return DONE
     experiment, config = chosen.experiment, chosen.config
     _print_header(experiment, config)
-    _check_devices(config)
-    from purejaxrl_scale.runner import runner
+    with _ending_at_a_signal():
+        _check_devices(config)
+        from purejaxrl_scale.runner import runner
 
-    return runner.train(config, config.run.name or experiment.name)
+        return runner.train(config, config.run.name or experiment.name)
+
+
+@contextlib.contextmanager
+def _ending_at_a_signal() -> Iterator[None]:
+    """While the runner does not answer signals, end at once: JAX's import can swallow a KeyboardInterrupt."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        os.write(2, b"stopped by a signal\n")
+        os._exit(STOPPED)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _bench(arguments: list[str]) -> int:
@@ -92,9 +116,10 @@ def _bench(arguments: list[str]) -> int:
 
 def _resume(arguments: list[str]) -> int:
     run = _one_run(arguments, "resume")
-    from purejaxrl_scale.runner import runner
+    with _ending_at_a_signal():
+        from purejaxrl_scale.runner import runner
 
-    return runner.resume(run)
+        return runner.resume(run)
 
 
 def _evaluate(arguments: list[str]) -> int:

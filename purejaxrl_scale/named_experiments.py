@@ -116,14 +116,14 @@ def _execute(name: str, path: Path) -> ModuleType:
     sys.modules[module_name] = module  # dataclasses in the file look themselves up here
     try:
         spec.loader.exec_module(module)
-    except Exception as fault:
+    except (Exception, SystemExit) as fault:
         raise ConfigError([_explain(path, fault)]) from fault
     finally:
         del sys.modules[module_name]
     return module
 
 
-def _explain(path: Path, fault: Exception) -> str:
+def _explain(path: Path, fault: BaseException) -> str:
     unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(fault))
     hint = f"; {unknown_field(unexpected[1])}" if unexpected else ""
     if isinstance(fault, SyntaxError):

@@ -33,38 +33,42 @@ class Range(NamedTuple):
         if self.high is not None and (value > self.high or (self.high_open and value == self.high)):
             if self.high_open:
                 return f"{name} must be less than {self.high:g}: it is {value:,}"
-            return f"{name} must be at most {self.high:g}: it is {value:,}; the nearest legal value is {self.high:g}"
+            return f"{name} must be at most {self.high:,}: it is {value:,}; the nearest legal value is {self.high:,}"
         return None
 
 
 TRANSFORMER_HEADS = (4, 8, 16)
 
-_COUNT = Range(low=1)
+# Sizes and counts are 32-bit integers once compiled; memory and disk give out long before.
+_COUNT = Range(low=1, high=2**31 - 1)
+_SIZE = Range(low=0, high=2**31 - 1)
+_WIDTH = Range(low=1, high=2**16)
 _NOT_NEGATIVE = Range(low=0)
 _POSITIVE = Range(low=0, low_open=True)
 _SHARE = Range(low=0, high=1)
 
 RANGES: dict[str, Range] = {
     "seed": _NOT_NEGATIVE,
-    "seeds": _COUNT,
-    "total_steps": _COUNT,
+    # Each member has a record of its own.
+    "seeds": Range(low=1, high=4096),
+    "total_steps": Range(low=1, high=2**63 - 1),
     "environment.num_envs": _COUNT,
     "environment.dense_reward_scale": _NOT_NEGATIVE,
-    "environment.num_tasks": _NOT_NEGATIVE,
+    "environment.num_tasks": _SIZE,
     "environment.episode_length": _COUNT,
     "environment.action_repeat": _COUNT,
     "environment.pool_size": _COUNT,
     "environment.reward_scale": _POSITIVE,
     "environment.reward_clip": _POSITIVE,
     "environment.max_nan_fraction": _SHARE,
-    "network.hidden_size": _COUNT,
-    "network.segment_length": _NOT_NEGATIVE,
+    "network.hidden_size": _WIDTH,
+    "network.segment_length": _SIZE,
     "network.transformer_layers": _COUNT,
-    "network.transformer_width": _COUNT,
+    "network.transformer_width": _WIDTH,
     "network.transformer_heads": _COUNT,
     "algorithm.rollout_length": _COUNT,
     "algorithm.minibatch_size": _COUNT,
-    "algorithm.microbatch_size": _NOT_NEGATIVE,
+    "algorithm.microbatch_size": _SIZE,
     "algorithm.epochs": _COUNT,
     "algorithm.learning_rate": _POSITIVE,
     "algorithm.warmup_fraction": Range(low=0, high=1, high_open=True),
@@ -76,9 +80,9 @@ RANGES: dict[str, Range] = {
     "algorithm.value_coefficient": _NOT_NEGATIVE,
     "algorithm.max_gradient_norm": _POSITIVE,
     "evaluation.every_steps": _NOT_NEGATIVE,
-    "evaluation.num_envs": _COUNT,
-    "evaluation.episodes": _COUNT,
-    "evaluation.max_steps": _NOT_NEGATIVE,
+    "evaluation.num_envs": Range(low=1, high=2**20),
+    "evaluation.episodes": Range(low=1, high=2**20),
+    "evaluation.max_steps": _SIZE,
     "checkpoint.every_seconds": _POSITIVE,
     "checkpoint.keep": _COUNT,
     "devices.count": _NOT_NEGATIVE,
@@ -108,8 +112,7 @@ def _out_of_range(config: Config) -> Iterator[str]:
         fault = legal.fault(name, get(config, name))
         if fault:
             yield fault
-    if any(width < 1 for width in config.network.widths):
-        yield f"network.widths must be at least 1 each: they are {config.network.widths}; the nearest legal value is 1"
+    yield from filter(None, (_WIDTH.fault("each of network.widths", width) for width in config.network.widths))
     last_seed = config.seed + config.seeds - 1
     if last_seed >= _SEEDS:
         yield (

@@ -58,7 +58,7 @@ def test_every_number_has_a_range():
             r"algorithm\.discount must be at most 1: it is 1\.01; the nearest legal value is 1",
         ),
         ("algorithm.learning_rate", 0.0, r"algorithm\.learning_rate must be greater than 0"),
-        ("network.widths", (64, 0), r"network\.widths must be at least 1 each"),
+        ("network.widths", (64, 0), r"each of network\.widths must be at least 1"),
         ("seed", 2**32, r"seeds must stay below 2\^32: .* the largest legal seed is 4,294,967,295"),
         ("run.name", "a/b", r"run\.name is one folder's name"),
     ],
@@ -107,6 +107,21 @@ def test_microbatches_hold_whole_segments():
     problem = only_problem(overrides | {"algorithm.microbatch_size": 100})
     assert "64 or 128" in problem
     assert problems(with_fields(overrides | {"algorithm.microbatch_size": 128})) == []
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"environment.num_envs": 9 * 10**17},
+        {"algorithm.epochs": 9 * 10**17},
+        {"seeds": 10**6},
+        {"evaluation.num_envs": 10**17},
+        {"evaluation.episodes": 10**17},
+        {"network.widths": (64, 10**12)},
+    ],
+)
+def test_absurd_sizes_are_refused_at_once(overrides):
+    assert "at most" in only_problem(overrides)
 
 
 def test_a_flat_index_never_overflows():

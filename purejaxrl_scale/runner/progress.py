@@ -52,8 +52,12 @@ class SilentDisplay:
         pass
 
     def note(self, text: str) -> None:
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        try:
+            self._stream.write(text + "\n")
+            self._stream.flush()
+        except OSError:
+            # Whoever read the output has left, or its disk is full: no reason to end a run of days.
+            self._stream = Path(os.devnull).open("w")  # noqa: SIM115
 
     def stop(self) -> None:
         pass

@@ -16,7 +16,8 @@ EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
 EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# A terminal that closes, or a connection that drops, sends SIGHUP; Windows has none.
+_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 class Control:
@@ -39,7 +40,7 @@ def supervise(
     abandon: Callable[[int], None],
     in_kernel: bool,
 ) -> int:
-    """Run `work` in a thread and return its exit code; answer SIGINT and SIGTERM at once.
+    """Run `work` in a thread and return its exit code; answer SIGINT, SIGTERM and SIGHUP at once.
 
     The first signal asks the work to stop; while it is interruptible, and at a second signal, the process ends at
     once with EXIT_STOPPED, after `abandon(code)` has put the terminal in order. In a notebook's kernel the process
