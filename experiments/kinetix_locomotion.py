@@ -12,7 +12,6 @@ CONFIG = Config(
         name="kinetix/locomotion",
         num_envs=2048,
         observation="flat",
-        level_filter=False,
         num_tasks=512,
     ),
     network=NetworkConfig(name="mlp", widths=(256, 256, 256), activation="relu"),

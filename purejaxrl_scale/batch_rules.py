@@ -55,7 +55,7 @@ def _microbatches(config: Config) -> Iterator[str]:
     size, segment = config.algorithm.microbatch_size, config.segment_length
     if size % segment:
         yield (
-            f"algorithm.microbatch_size must be a multiple of the segment length: {size:,} is not a multiple of "
+            f"algorithm.microbatch_size must be a multiple of network.segment_length: {size:,} is not a multiple of "
             f"{segment}; nearest legal microbatch_size: {_or(neighbours(size, multiples_around(size, segment)))}"
         )
 
@@ -74,11 +74,11 @@ def _minibatches(config: Config) -> Iterator[str]:
     num_envs, length = config.environment.num_envs, config.algorithm.rollout_length
     size, shards, segment = config.algorithm.minibatch_size, config.devices.logical_shards, _legal_segment(config)
     batch, unit = config.batch_size, shards * segment
-    shape = f"{num_envs:,} environments x {length:,} steps = {batch:,} samples"
+    shape = f"environment.num_envs {num_envs:,} x algorithm.rollout_length {length:,} = {batch:,} samples"
     legal = _legal_minibatch_sizes(config)
     sizes = f"nearest legal minibatch_size: {_or(legal)}" if legal else "no minibatch_size is legal with these numbers"
     if size % unit:
-        by = "devices.logical_shards" if segment == 1 else "devices.logical_shards x the segment length"
+        by = "devices.logical_shards" if segment == 1 else "devices.logical_shards x network.segment_length"
         numbers = f"{shards}" if segment == 1 else f"{shards} x {segment} = {unit:,}"
         yield f"algorithm.minibatch_size must be a multiple of {by}: {size:,} is not a multiple of {numbers}; {sizes}"
     if size > batch:

@@ -16,10 +16,9 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from purejaxrl_scale.config import Config, problems
-from purejaxrl_scale.config_io import ConfigError, Field, override
+from purejaxrl_scale.config_io import ConfigError, Field, fields, override
 from purejaxrl_scale.flags import PRESET, read_flags
 from purejaxrl_scale.named_experiments import QUICKSTART, Experiment, find_experiment, names
-from purejaxrl_scale.rules import broken_field_rules
 from purejaxrl_scale.runner.folders import CONFIG_FILE, RunError
 from purejaxrl_scale.suggest import did_you_mean
 
@@ -222,12 +221,20 @@ def _choose(arguments: list[str], command: str, options: Mapping[Field, str] | N
         _show_fields(experiment, default, usage, options)
         return None
     config, faults = override(default, flags.overrides)
+    # A field that was not read, or is what a misspelt flag may have meant, holds no value of the user's own: rules
+    # that name it are not judged yet.
+    unread = _named_in(faults) | (_named_in(flags.faults) - set(flags.overrides))
     faults = flags.faults + faults
-    # Combinations are judged only once every value is the user's own; each field alone can be judged at once.
-    faults += broken_field_rules(config) if faults else problems(config)
+    faults += [broken for broken in problems(config) if not _named_in([broken]) & unread]
     if faults:
         raise ConfigError(faults)
     return Choice(experiment, config, flags.options)
+
+
+def _named_in(sentences: list[str]) -> set[str]:
+    """The fields that sentences name, in either spelling."""
+    text = "\n".join(sentences).replace("-", "_")
+    return {name for name in fields() if name in text}
 
 
 def _show_fields(experiment: Experiment, default: Config, usage: str, options: Mapping[Field, str]) -> None:

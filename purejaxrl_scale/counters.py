@@ -28,6 +28,14 @@ def add(counter: Counter, amount: int | jax.Array) -> Counter:
     return Counter(counter.high + (low < amount).astype(jnp.uint32), low)
 
 
+def subtract(counter: Counter, other: Counter) -> Counter:
+    """`counter - other`, or 0 where that would be negative."""
+    borrow = (counter.low < other.low).astype(jnp.uint32)
+    negative = (counter.high < other.high) | ((counter.high == other.high) & (borrow > 0))
+    kept = (~negative).astype(jnp.uint32)
+    return Counter(kept * (counter.high - other.high - borrow), kept * (counter.low - other.low))
+
+
 def approximate(counter: Counter) -> jax.Array:
     """The count as f32[]: right to 1 part in 2²⁴, for shares and weights only."""
     return counter.high.astype(jnp.float32) * 2.0**32 + counter.low.astype(jnp.float32)

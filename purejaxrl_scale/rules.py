@@ -95,16 +95,12 @@ RANGES: dict[str, Range] = {
 def broken_rules(config: Config) -> list[str]:
     """One sentence for each rule that a config breaks; empty for a legal config."""
     return [
-        *broken_field_rules(config),
+        *_out_of_range(config),
+        *_unknown_names(config),
         *_unused_options(config),
         *_misfits(config),
         *broken_batch_rules(config),
     ]
-
-
-def broken_field_rules(config: Config) -> list[str]:
-    """The broken rules that concern one field alone: its range, or the name that it holds."""
-    return [*_out_of_range(config), *_unknown_names(config)]
 
 
 def _out_of_range(config: Config) -> Iterator[str]:
@@ -240,8 +236,20 @@ def _misfits(config: Config) -> Iterator[str]:
             f"environment.levels and environment.num_tasks exclude each other: there are {len(environment.levels)} "
             f"named levels and {environment.num_tasks} random tasks; set num_tasks to 0 or leave levels empty"
         )
+    if config.network.recurrent and config.algorithm.shuffle == "permutation":
+        yield (
+            "algorithm.shuffle permutation tears the segments of network.recurrent apart: the textbook shuffle is of "
+            "single steps; use feistel"
+        )
     if catalogue.name_problem(environment.name) is not None:
         return
+    filtered = _suite(config) == "kinetix" and environment.name != "kinetix/locomotion" and not environment.levels
+    if not environment.level_filter and _suite(config) == "kinetix" and not filtered:
+        source = "environment.levels" if environment.levels else "the morphologies of kinetix/locomotion"
+        yield (
+            "environment.level_filter concerns random levels of kinetix/s, /m and /l, and would be ignored with "
+            f"{source}: it is False; leave it at its default True"
+        )
     kind = _observation_kind(config)
     if network.name == "entity_transformer" and kind != "entity":
         yield (

@@ -149,7 +149,12 @@ def scale_rewards(
 def estimate(
     hyperparameters: Hyperparameters, trajectory: Trajectory, reward: jax.Array, last_value: jax.Array
 ) -> ppo.Batch:
-    """Advantages and value targets of a trajectory; `last_value` f32[N] is that of the observation it stopped at."""
+    """Advantages and value targets of a trajectory; `last_value` f32[N] is that of the observation it stopped at.
+
+    A step in which physics broke says nothing: its temporal difference is 0, so that the steps before it are judged
+    by the value of the state they led to, and not by an end that the environment does not have.
+    """
+    reward = jnp.where(trajectory.valid, reward, trajectory.value)
     next_value = jnp.concatenate([trajectory.value[1:], last_value[None]])
     advantage = gae(
         reward,
@@ -178,12 +183,15 @@ def improve(
     """Many minibatch steps, at learning rates read off the one clock: samples consumed over samples in all."""
     config, hyperparameters, network = simulation.config, state.hyperparameters, simulation.network
 
-    def rate(share):
-        consumed = counters.approximate(state.steps) + share * config.batch_size
+    # Exact before it is rounded: in the last outer step nothing remains after this batch.
+    later = counters.subtract(counters.init(config.actual_steps), counters.add(state.steps, config.batch_size))
+
+    def rate(share_left):
+        remaining = (counters.approximate(later) + share_left * float(config.batch_size)) / float(config.actual_steps)
         return learning_rate(
             config.algorithm.schedule,
             hyperparameters.learning_rate,
-            consumed / config.actual_steps,
+            remaining,
             warmup_fraction=hyperparameters.warmup_fraction,
         )
 

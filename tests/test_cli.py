@@ -158,6 +158,19 @@ def test_faults_of_all_kinds_are_told_at_once(capsys):
     assert err.count("\n  - ") == 4
 
 
+def test_impossible_combinations_are_told_beside_unread_values(capsys):
+    """But none that would rest on a value which could not be read, and is not the user's own."""
+    bad = ("train", "cartpole", "--total-steps", "x", "--devices.count", "3")
+    err = refused(capsys, *bad, "--environment.num-envs", "1000")
+    assert "3 problems" in err
+    err = refused(capsys, *bad, "--environment.num-envs", "many", "--algorithm.minibatch-size", "1000")
+    assert "3 problems" in err
+    assert "must divide the batch" not in err
+    err = refused(capsys, *bad, "--environment.numenvs", "1000", "--algorithm.minibatch-size", "1000")
+    assert "3 problems" in err
+    assert "must divide the batch" not in err
+
+
 def test_impossible_combinations_are_told_at_once(capsys):
     err = refused(capsys, "train", "cartpole", "--environment.num-envs", "1000", "--devices.count", "3")
     assert "2 problems" in err

@@ -7,6 +7,7 @@ import pytest
 from purejaxrl_scale import counters
 
 _add = jax.jit(counters.add)
+_subtract = jax.jit(counters.subtract)
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,14 @@ _add = jax.jit(counters.add)
 )
 def test_addition_is_exact(start, amount):
     assert counters.exact(_add(counters.init(start), jnp.uint32(amount))) == start + amount
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [(2**32, 1), (10**12, 2**31), (10**12, 10**12), (5, 6), (2**32, 2**32 + 1), (2**40 + 3, 2**33 + 7)],
+)
+def test_subtraction_is_exact_and_ends_at_zero(left, right):
+    assert counters.exact(_subtract(counters.init(left), counters.init(right))) == max(0, left - right)
 
 
 def test_the_step_count_that_wraps_in_int32():

@@ -77,7 +77,9 @@ def test_feed_forward_minibatches_are_cut_from_all_samples():
     # Two minibatches an environment: no cap by the number of environments.
     assert problems(with_fields(batch(8, 256, 128))) == []
     problem = only_problem(batch(1000, 128, 16_384))
-    assert "16,384 does not divide 1,000 environments x 128 steps = 128,000 samples" in problem
+    assert (
+        "16,384 does not divide environment.num_envs 1,000 x algorithm.rollout_length 128 = 128,000 samples" in problem
+    )
     assert "num_envs: 896 or 1,024" in problem
     assert "minibatch_size: 16,000 or 25,600" in problem
 
@@ -220,6 +222,21 @@ def test_options_that_would_be_ignored_are_refused(name, value):
 )
 def test_networks_fit_observations(overrides, message):
     assert message in only_problem(overrides)
+
+
+def test_the_textbook_shuffle_does_not_tear_segments_apart():
+    numbers = batch(64, 16, 256, algorithm__shuffle="permutation", network__recurrent=True)
+    assert "tears the segments of network.recurrent apart" in only_problem(numbers | {"network.segment_length": 8})
+    assert "tears the segments of network.recurrent apart" in only_problem(numbers)
+
+
+@pytest.mark.parametrize(
+    "more", [{"environment.levels": "s/h4_thrust_aim"}, {"environment.name": "kinetix/locomotion"}]
+)
+def test_a_level_filter_that_nothing_reads_is_refused(more):
+    base = {"environment.name": "kinetix/s", "network.name": "entity_transformer", "environment.level_filter": False}
+    assert problems(with_fields(base)) == []
+    assert "environment.level_filter concerns random levels" in only_problem(base | more)
 
 
 def test_minatar_takes_a_convolution_or_a_plain_network():

@@ -17,7 +17,7 @@ from purejaxrl_scale.config import (
     NetworkConfig,
 )
 from purejaxrl_scale.networks import make_actor_critic
-from purejaxrl_scale.rollout import Simulation, collect
+from purejaxrl_scale.rollout import Simulation, Trajectory, collect
 from purejaxrl_scale.train import Trainer
 from tests.probes import Clock
 
@@ -218,6 +218,25 @@ def test_broken_physics_is_kept_out(mode):
     assert float(state.learner.observation_moments.mean[0]) <= 5
 
 
+def test_a_broken_step_says_nothing_about_those_before_it():
+    """V = 10, r = 0.1, 0.1, then NaN physics, γ = 0.99: δ = 0.1 + 9.9 - 10 = 0, and so are the advantages."""
+
+    def column(*values):
+        return jnp.array(values)[:, None]
+
+    unread = dict.fromkeys(Trajectory._fields, ())
+    trajectory = Trajectory(**unread)._replace(
+        value=column(10.0, 10.0, 10.0, 4.0),
+        final_value=jnp.zeros((4, 1)),
+        terminated=column(False, False, True, False),
+        truncated=column(False, False, False, False),
+        valid=column(True, True, False, True),
+    )
+    numbers = train.hyperparameters_of(Config())
+    batch = train.estimate(numbers, trajectory, column(0.1, 0.1, 0.0, 1.0), jnp.array([4.0]))
+    np.testing.assert_allclose(batch.advantage[:, 0], [0.0, 0.0, 0.0, 0.96], atol=1e-6)
+
+
 def test_staggered_starts_spread_phases_and_are_not_logged():
     trainer = make_trainer(Clock(length=7), environment={"staggered": True})
     state, metrics = trainer(jax.random.key(0))
@@ -256,6 +275,23 @@ def test_learning_rate_of_the_last_step_is_not_zero():
     steps = 3 * 8
     expected = 1e-3 * (1 - np.arange(steps) / steps).reshape(3, 8).mean(1)
     np.testing.assert_allclose(metrics["optimiser/learning_rate"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("total_steps", [2**31, 10_737_418_240, 10**15])
+@pytest.mark.parametrize("schedule", ["linear", "warmup_cosine"])
+def test_runs_longer_than_an_int32_count(total_steps, schedule):
+    """Both ends of a long run: it starts, and its last optimiser step still has a rate above 0."""
+    trainer = make_trainer(Clock(), algorithm={"schedule": schedule})
+    config = replace(trainer.config, total_steps=total_steps)
+    trainer = replace(trainer, config=config, simulation=trainer.simulation._replace(config=config))
+    state = trainer.init(jax.random.key(0))
+    near_end = jax.tree.map(jnp.copy, state)._replace(steps=counters.init(config.actual_steps - config.batch_size))
+    first, last = (float(trainer.chunk(start, 1)[1]["optimiser/learning_rate"][0]) for start in (state, near_end))
+    np.testing.assert_allclose(first, 1e-3 if schedule == "linear" else 1e-4, rtol=1e-5)
+    # The mean over the last outer step's 8 optimiser steps: 8/8, 7/8, ... 1/8 of its share of the run.
+    share = np.arange(1, 9) / 8 * config.batch_size / config.actual_steps
+    expected = share if schedule == "linear" else np.sin(0.5 * np.pi * share / 0.9) ** 2
+    np.testing.assert_allclose(last, 1e-3 * expected.mean(), rtol=1e-4)
 
 
 def test_microbatches_change_neither_the_schedule_nor_what_is_learnt():

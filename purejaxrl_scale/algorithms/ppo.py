@@ -147,17 +147,18 @@ def loss(
     def total(values: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(batch.valid, values, 0.0))
 
+    entropy_sum = total(entropy)
     parts = {
         "loss/policy": total(-objective),
         "loss/value": total(error),
-        "policy/entropy": total(entropy),
+        "policy/entropy" if policy.entropy_is_exact else "policy/entropy_one_sample": entropy_sum,
         "policy/kl_k3": total(ratio - 1.0 - log_ratio),
         "policy/clip_fraction": total(jnp.abs(ratio - 1.0) > numbers.clip),
     }
     whole = (
         parts["loss/policy"]
         + numbers.value_coefficient * parts["loss/value"]
-        - numbers.entropy_coefficient * parts["policy/entropy"]
+        - numbers.entropy_coefficient * entropy_sum
     )
     return whole, {"loss/total": whole, **parts}
 
@@ -282,7 +283,7 @@ def improve(
     """Every epoch's minibatch steps on one batch -> what was learnt, and metrics averaged over the steps.
 
     `batch` is [T, N, ...] and `memory` [T / L, N, ...]; `learning_rate` maps the share of this outer step's optimiser
-    steps already taken, in [0, 1), to a rate.
+    steps still to be taken, in (0, 1], to a rate.
     """
     num_local = batch.log_prob.shape[1]
     minibatches = config.num_minibatches
@@ -298,7 +299,7 @@ def improve(
             shuffled, rows_of = source, lambda index: minibatch_rows(config, shuffle_key, index, num_local)
 
         def step(learnt, index):
-            rate = learning_rate((number * minibatches + index).astype(jnp.float32) / steps)
+            rate = learning_rate((steps - (number * minibatches + index)).astype(jnp.float32) / steps)
             gradient, parts = minibatch_gradient(
                 actor_critic,
                 config,

@@ -22,6 +22,7 @@ _PANELS = {
     "value/explained_variance": "explained variance",
     "time/steps_per_second": "environment steps a second",
 }
+_STAND_INS = {"policy/entropy": "policy/entropy_one_sample"}  # drawn where a run has no closed form
 # Drawn in this order: the smaller marker stays visible where both modes score the same.
 _MARKERS = {"stochastic": ("D", 9, "white"), "deterministic": ("o", 5, None)}
 
@@ -52,7 +53,8 @@ def training_figure(runs: Sequence[Run]) -> Figure:
     for place, (name, title) in zip(places, _PANELS.items(), strict=True):
         axes = figure.add_subplot(place)
         for index, run in enumerate(runs):
-            _curve(axes, run.metrics, name, COLOURS[index % len(COLOURS)], None, width=1.5)
+            metric = name if name in run.metrics else _STAND_INS.get(name, name)
+            _curve(axes, run.metrics, metric, COLOURS[index % len(COLOURS)], None, width=1.5)
         axes.set_title(title, fontsize=10, loc="left")
         _style(axes)
         if name == "time/steps_per_second":

@@ -204,7 +204,9 @@ def main(run: str | Path) -> int:
     checkpoint = loaded.checkpoint()
     episodes = make_evaluate(loaded.trainer)(checkpoint.learner, evaluation_key(loaded.config.seed))
     lines = summarise(episodes, checkpoint.steps, checkpoint.outer_step)
-    records.append(loaded.path / records.EVALUATIONS_FILE, lines)
+    file = loaded.path / records.EVALUATIONS_FILE
+    known = records.read(file)
+    records.append(file, [line for line in lines if line not in known])
     Console().print(table(lines, f"{loaded.path.name} after {checkpoint.steps:,} steps"))
     return 0
 

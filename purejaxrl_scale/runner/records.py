@@ -75,7 +75,12 @@ METRICS: dict[str, Metric] = {
     ),
     "policy/entropy": Metric(
         "entropy of the action distribution",
-        "exact; of a tanh-squashed Gaussian an estimate from one sample",
+        "closed form, mean over samples and optimiser steps",
+        "nats",
+    ),
+    "policy/entropy_one_sample": Metric(
+        "the same of a tanh-squashed Gaussian, in place of policy/entropy",
+        "that of the Gaussian + log slope of tanh at one fresh action a sample, mean likewise",
         "nats",
     ),
     "policy/kl_k3": Metric(

@@ -59,6 +59,7 @@ class Session:
     def work(self) -> int:
         """Train until the end, or until a signal stops it."""
         with contextlib.ExitStack() as stack:
+            self._status.steps = (self._checkpoint or 0) * self._config.batch_size
             self._status.enter("preparing")
             self._display.refresh()
             jax.config.update("jax_default_matmul_precision", _precision(self._config))
@@ -258,8 +259,9 @@ class Session:
             f"trained {self.steps:,} steps in {duration(seconds)} "
             f"({self.steps * len(self._members) / seconds:,.0f} steps a second)"
         )
-        for line in records.read(self._members[0] / records.EVALUATIONS_FILE)[-len(evaluation.MODES) :]:
-            self.closing_words.append(_score_in_words(line))
+        members = [records.read(member / records.EVALUATIONS_FILE) for member in self._members]
+        for lines in zip(*(lines[-len(evaluation.MODES) :] for lines in members), strict=True):
+            self.closing_words.append(_score_in_words(lines))
         if not self._config.run.report:
             return
         self._enter("drawing the report")
@@ -288,18 +290,26 @@ def _mean_line(lines: tuple[records.Line, ...]) -> records.Line:
     if len(lines) == 1:
         return lines[0]
     mean: records.Line = {}
-    for name in lines[0]:
+    for name in dict.fromkeys(name for line in lines for name in line):
         values = [value for line in lines if isinstance(value := line.get(name), int | float)]
         mean[name] = sum(values) / len(values) if values else None
     return mean
 
 
-def _score_in_words(line: records.Line) -> str:
-    if not line["n"]:
-        return f"evaluation, {line['mode']}: no episode finished, {line['unfinished']} given up"
+def _score_in_words(lines: tuple[records.Line, ...]) -> str:
+    """One mode's evaluation, of one run or of all members of a population."""
+    line = _mean_line(lines)
+    mode, episodes = lines[0]["mode"], sum(int(one["n"] or 0) for one in lines)
+    unfinished = sum(int(one["unfinished"] or 0) for one in lines)
+    if not episodes:
+        return f"evaluation, {mode}: no episode finished, {unfinished} given up"
     solved = f"{line['success']:.1%} solved, " if "success" in line else ""
-    unfinished = f", {line['unfinished']} given up" if line["unfinished"] else ""
-    return f"evaluation, {line['mode']}: {solved}mean return {line['mean']:.4g} over {line['n']} episodes{unfinished}"
+    given_up = f", {unfinished} given up" if unfinished else ""
+    score = f"evaluation, {mode}: {solved}mean return {line['mean']:.4g} over {episodes} episodes{given_up}"
+    if len(lines) == 1:
+        return score
+    means = [mean for one in lines if isinstance(mean := one.get("mean"), float)]
+    return f"{score}, of {len(lines)} seeds from {min(means):.4g} to {max(means):.4g}"
 
 
 def _precision(config: Config) -> str | None:

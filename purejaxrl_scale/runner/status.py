@@ -22,6 +22,7 @@ _DETAILS = {
     "policy/kl_k3": "KL",
     "loss/total": "loss",
     "policy/entropy": "entropy",
+    "policy/entropy_one_sample": "entropy",
     "value/explained_variance": "expl. var.",
 }
 
