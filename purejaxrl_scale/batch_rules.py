@@ -19,6 +19,8 @@ def broken_batch_rules(config: Config) -> list[str]:
     search for legal neighbours of a number beyond 2³¹ would not end in time."""
     numbers = (
         config.environment.num_envs,
+        config.shortest_rollout,
+        config.longest_rollout,
         config.algorithm.rollout_length,
         config.algorithm.minibatch_size,
         config.devices.logical_shards,
@@ -26,7 +28,8 @@ def broken_batch_rules(config: Config) -> list[str]:
     )
     if min(numbers) < 1 or max(numbers) >= _INDEX_LIMIT:
         return []
-    rules = (_devices, _segments, _environments, _minibatches, _microbatches, _indices)
+    of_lengths = (_adaptive_minibatches,) if config.adapts else (_segments, _minibatches)
+    rules = (_devices, _environments, *of_lengths, _microbatches, _indices)
     return [fault for rule in rules for fault in rule(config)]
 
 
@@ -52,11 +55,12 @@ def _segments(config: Config) -> Iterator[str]:
 
 
 def _microbatches(config: Config) -> Iterator[str]:
-    size, segment = config.algorithm.microbatch_size, config.segment_length
-    if size % segment:
+    size, unit = config.algorithm.microbatch_size, config.devices.logical_shards * _legal_segment(config)
+    if size % unit:
         yield (
-            f"algorithm.microbatch_size must be a multiple of network.segment_length: {size:,} is not a multiple of "
-            f"{segment}; nearest legal microbatch_size: {_or(neighbours(size, multiples_around(size, segment)))}"
+            f"algorithm.microbatch_size must be a multiple of devices.logical_shards x the segment length: {size:,} is "
+            f"not a multiple of {unit:,}; nearest legal microbatch_size: "
+            f"{_or(neighbours(size, multiples_around(size, unit)))}"
         )
 
 
@@ -95,10 +99,29 @@ def _minibatches(config: Config) -> Iterator[str]:
         )
 
 
+def _adaptive_minibatches(config: Config) -> Iterator[str]:
+    """The shortest rollout must fill a minibatch; which longer ones need not divide."""
+    num_envs, length, size = config.environment.num_envs, config.shortest_rollout, config.algorithm.minibatch_size
+    samples, unit = num_envs * length, config.devices.logical_shards * _legal_segment(config)
+    shape = f"environment.num_envs {num_envs:,} x algorithm.adaptive_batch.minimum {length:,} = {samples:,} samples"
+    legal = (unit * divisor for divisor in divisors(samples // unit)) if samples % unit == 0 else ()
+    sizes = neighbours(size, legal)
+    advice = f"nearest legal minibatch_size: {_or(sizes)}" if sizes else "no minibatch_size is legal with these numbers"
+    if size % unit:
+        yield (
+            f"algorithm.minibatch_size must be a multiple of devices.logical_shards x the segment length: {size:,} is "
+            f"not a multiple of {unit:,}; {advice}"
+        )
+    if size > samples:
+        yield f"algorithm.minibatch_size must not exceed the shortest batch: {size:,} is more than {shape}; {advice}"
+    elif config.algorithm.adaptive_batch.minibatches == "fixed_count" and samples % size:
+        yield f"algorithm.minibatch_size must divide the shortest batch: {size:,} does not divide {shape}; {advice}"
+
+
 def _indices(config: Config) -> Iterator[str]:
     num_envs, length, shards = (
         config.environment.num_envs,
-        config.algorithm.rollout_length,
+        config.longest_rollout,
         config.devices.logical_shards,
     )
     if num_envs * length >= _INDEX_LIMIT:
@@ -130,7 +153,8 @@ def _legal_minibatch_sizes(config: Config) -> list[str]:
 
 def _legal_segment(config: Config) -> int:
     """The segment length; 1 for an illegal one, which is refused on its own and should not taint other advice."""
-    return config.segment_length if config.algorithm.rollout_length % config.segment_length == 0 else 1
+    segment = config.segment_length
+    return segment if config.adapts or config.algorithm.rollout_length % segment == 0 else 1
 
 
 def divisors(number: int) -> Iterator[int]:

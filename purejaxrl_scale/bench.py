@@ -22,7 +22,8 @@ from purejaxrl_scale.environments import autoreset
 from purejaxrl_scale.environments.autoreset import Start
 from purejaxrl_scale.environments.interface import ActionSpace, Discrete, MultiDiscrete, PyTree
 from purejaxrl_scale.rollout import Actors, Simulation, collect, environment_keys
-from purejaxrl_scale.train import Trainer, TrainState, make_train
+from purejaxrl_scale.state import TrainState
+from purejaxrl_scale.train import Trainer, make_train
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def random_rollout(simulation: Simulation, pool, actors: Actors, key: jax.Array)
         )
         return start, None
 
-    keys = jax.random.split(key, simulation.config.algorithm.rollout_length)
+    keys = jax.random.split(key, simulation.config.longest_rollout)
     start, _ = jax.lax.scan(step, actors.start, keys)
     return actors._replace(start=start)
 
@@ -141,10 +142,17 @@ def _with_policy(trainer: Trainer):
     def run(state: TrainState) -> tuple[TrainState, PyTree]:
         key = jax.random.fold_in(state.key, state.outer_step)
         # The trajectory is an output, so that nothing of it can be left out; the caller drops it.
-        actors, trajectory, last_value, _ = collect(
-            trainer.simulation, state.learner.params, lambda observation: observation, state.pool, state.actors, key
+        actors, trajectory, _ = collect(
+            trainer.simulation,
+            state.learner.params,
+            lambda observation: observation,
+            lambda policy: policy,
+            state.pool,
+            state.actors,
+            key,
+            trainer.config.longest_rollout,
         )
-        return state._replace(actors=actors, outer_step=state.outer_step + 1), (trajectory, last_value)
+        return state._replace(actors=actors, outer_step=state.outer_step + 1), trajectory
 
     return run
 
@@ -184,7 +192,7 @@ def render(name: str, config: Config, measurements: list[Measurement]) -> Table:
     """The table that `bench` prints."""
     table = Table(
         title=f"{name}: {config.environment.name}, {config.environment.num_envs:,} environments x "
-        f"{config.algorithm.rollout_length} steps"
+        f"{config.longest_rollout} steps"
     )
     for heading in ("", "steps/s", "of environment", "trace s", "compile s", "XLA memory MB"):
         table.add_column(heading, justify="left" if not heading else "right")

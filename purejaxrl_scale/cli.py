@@ -16,9 +16,11 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from purejaxrl_scale.config import Config, problems
-from purejaxrl_scale.config_io import ConfigError, Field, fields, override
+from purejaxrl_scale.config_io import ConfigError, Field, fields, override, replace
 from purejaxrl_scale.flags import PRESET, read_flags
+from purejaxrl_scale.header import header
 from purejaxrl_scale.named_experiments import QUICKSTART, Experiment, find_experiment, names
+from purejaxrl_scale.outer_loop.recipes import resolved
 from purejaxrl_scale.runner.folders import CONFIG_FILE, RunError
 from purejaxrl_scale.suggest import did_you_mean
 
@@ -66,7 +68,7 @@ def _train(arguments: list[str]) -> int:
     if chosen is None:
         return DONE
     experiment, config = chosen.experiment, chosen.config
-    _print_header(experiment, config)
+    _print_header(chosen)
     with _ending_at_a_signal():
         _check_devices(config)
         from purejaxrl_scale.runner import runner
@@ -201,6 +203,7 @@ class Choice(NamedTuple):
     experiment: Experiment
     config: Config
     options: dict[str, Any]  # of the command, such as bench's
+    unscaled: Config  # before config.scaling was applied
 
 
 def _choose(arguments: list[str], command: str, options: Mapping[Field, str] | None = None) -> Choice | None:
@@ -225,10 +228,16 @@ def _choose(arguments: list[str], command: str, options: Mapping[Field, str] | N
     # that name it are not judged yet.
     unread = _named_in(faults) | (_named_in(flags.faults) - set(flags.overrides))
     faults = flags.faults + faults
-    faults += [broken for broken in problems(config) if not _named_in([broken]) & unread]
+    base = config
+    try:
+        config = resolved(config)
+        broken = problems(config)
+    except ConfigError as fault:
+        broken = fault.problems + problems(replace(config, {"scaling.num_envs": 0}))
+    faults += [sentence for sentence in broken if not _named_in([sentence]) & unread]
     if faults:
         raise ConfigError(faults)
-    return Choice(experiment, config, flags.options)
+    return Choice(experiment, config, flags.options, base)
 
 
 def _named_in(sentences: list[str]) -> set[str]:
@@ -286,7 +295,7 @@ def find_run(text: str, folder: str = "runs") -> Path:
     raise ConfigError([f"there is no run {text!r}, neither as a folder nor in {folder}/: {hint}"])
 
 
-def _print_header(experiment: Experiment, config: Config) -> None:
+def _print_header(chosen: Choice) -> None:
     """What is about to run, in exact numbers, before anything is compiled."""
     from rich.console import Console
     from rich.table import Table
@@ -294,36 +303,9 @@ def _print_header(experiment: Experiment, config: Config) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    for label, text in header(experiment, config):
+    for label, text in header(chosen.experiment, chosen.config, chosen.unscaled):
         table.add_row(label, text)
     Console(highlight=False, markup=False).print(table)
-
-
-def header(experiment: Experiment, config: Config) -> list[tuple[str, str]]:
-    """The lines of the header block: label and text."""
-    environment, algorithm, devices = config.environment, config.algorithm, config.devices
-    steps = f"{config.actual_steps:,}"
-    if config.actual_steps != config.total_steps:
-        steps += f" (asked: {config.total_steps:,}; rounded up to whole outer steps)"
-    optimiser_steps = algorithm.epochs * config.num_minibatches
-    population = f"{config.seed}" if config.seeds == 1 else f"{config.seed} to {config.seed + config.seeds - 1}"
-    return [
-        ("experiment", f"{experiment.name}: {experiment.summary}"),
-        ("environment", environment.name + (f" ({', '.join(environment.levels)})" if environment.levels else "")),
-        ("seed", population),
-        ("steps", steps),
-        (
-            "outer steps",
-            f"{config.num_outer_steps:,} of {environment.num_envs:,} environments x {algorithm.rollout_length:,} steps "
-            f"= {config.batch_size:,} samples",
-        ),
-        (
-            "inner loop",
-            f"{algorithm.epochs} epochs x {config.num_minibatches:,} minibatches of {algorithm.minibatch_size:,} "
-            f"= {optimiser_steps:,} optimiser steps, {optimiser_steps * config.num_outer_steps:,} in all",
-        ),
-        ("devices", f"{devices.count or 'all there are'}, {devices.logical_shards} logical shards"),
-    ]
 
 
 def _refuse(faults: list[str]) -> int:

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 TRACED = "traced"
 TracedFloat = Annotated[float, TRACED]
+OptionalTracedFloat = Annotated[float | None, TRACED]
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,22 @@ class EnvironmentConfig:
 class NetworkConfig:
     """The actor-critic."""
 
-    name: Literal["mlp", "minatar_cnn", "impala_cnn", "entity_transformer"] = "mlp"
+    name: Literal["mlp", "minatar_cnn", "nature_cnn", "impala_cnn", "entity_transformer"] = "mlp"
     """The torso that turns an observation into features."""
     widths: tuple[int, ...] = (64, 64)
     """Hidden layers of the MLP torso, or of each head after another torso."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Nonlinearity of dense layers."""
+    layer_norm: bool = False
+    """Normalise each hidden layer before its nonlinearity; images over height, width and channels together."""
+    channels: tuple[int, ...] = (32, 64, 64)
+    """Nature CNN: channels of its three convolutions; (64, 128, 128) in PQN-L and PQN-XL."""
+    blocks: int = 0
+    """Residual blocks with a global skip after the last hidden layer, of its width: 5 in PQN-L, 10 in PQN-XL."""
+    pre_activation: bool = False
+    """Blocks: the nonlinearity comes before each layer, and not after it."""
+    output_norm: bool = False
+    """PQN: normalise over the action values, as the code released with Park 2026 does."""
     shared: bool = False
     """Actor and critic share the torso; separate torsos otherwise."""
     recurrent: bool = False
@@ -91,13 +102,65 @@ class NetworkConfig:
 
 
 @dataclass(frozen=True)
-class AlgorithmConfig:
-    """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347)."""
+class ReferenceConfig:
+    """PPO: the policy that the clipped ratio is measured against (Hilton et al. 2021, arXiv 2110.00641)."""
 
-    name: Literal["ppo"] = "ppo"
-    """The algorithm."""
+    center_of_mass: OptionalTracedFloat = None
+    """Optimiser steps over which the reference averages the weights, its mean age; none for the behaviour policy, as in
+    ordinary PPO. Traced."""
+    debias: bool = True
+    """Correct the average's bias towards the first weights, as Hilton et al. do; Beukman et al. do not."""
+
+
+@dataclass(frozen=True)
+class AdaptiveBatchConfig:
+    """Adaptive Batch Scaling: rollouts grow as the policy changes less (Park 2026, arXiv 2605.21557)."""
+
+    driver: Literal["none", "behavioural_divergence", "kl", "noise_scale", "schedule"] = "none"
+    """What the length follows: nothing, the share of states whose preferred action an update changed, KL(new || old),
+    the gradient noise scale, or the share of the run that is done."""
+    minimum: int = 16
+    """Shortest rollout, and the first."""
+    maximum: int = 64
+    """Longest rollout; at most algorithm.rollout_length, which the buffers hold."""
+    low: float = 0.05
+    """Divergence at and below which rollouts are longest."""
+    high: float = 0.95
+    """Divergence at and above which rollouts are shortest."""
+    every: int = 50
+    """Outer steps from one measurement to the next."""
+    window: int = 20
+    """Measurements whose mean counts."""
+    burn_in: int = 10
+    """Measurements before the length first moves."""
+    smoothing: float = 0.1
+    """Share of the way to its target that the length moves at each measurement."""
+    span: Literal["update", "interval"] = "update"
+    """Divergence over one outer step, or over all since the last measurement."""
+    samples: int = 2048
+    """States on which the divergence is measured; 0 for all."""
+    rounding: Literal["float", "truncate", "round"] = "float"
+    """Keep the length as a float and round it for use; the others round what is kept, and stall before the ends."""
+    multiple: int = 1
+    """Lengths are multiples of this."""
+    epochs: Literal["fixed", "proportional"] = "fixed"
+    """algorithm.epochs at every length, or in proportion to the length and rounded down."""
+    epochs_length: int = 32
+    """Length at which proportional epochs equal algorithm.epochs."""
+    minimum_epochs: int = 1
+    """Fewest proportional epochs."""
+    minibatches: Literal["fixed_count", "fixed_size"] = "fixed_count"
+    """As many minibatches at every length, of algorithm.minibatch_size at the shortest; or more of them."""
+
+
+@dataclass(frozen=True)
+class AlgorithmConfig:
+    """PPO (Schulman et al. 2017, arXiv 1707.06347) or PQN (Gallici et al. 2025, arXiv 2407.04811)."""
+
+    name: Literal["ppo", "pqn"] = "ppo"
+    """The algorithm; pqn is for discrete actions."""
     rollout_length: int = 128
-    """Environment steps each environment takes in one outer step."""
+    """Environment steps each environment takes in one outer step; under adaptive_batch the most that buffers hold."""
     minibatch_size: int = 16_384
     """Samples in one optimiser step, over all devices. The number of minibatches follows from it."""
     microbatch_size: int = 0
@@ -131,6 +194,51 @@ class AlgorithmConfig:
     """Standardise advantages over the whole minibatch."""
     shuffle: Literal["feistel", "permutation"] = "feistel"
     """How minibatches are drawn; permutation is the textbook way, there for comparison."""
+    objective: Literal["clip", "kl_penalty"] = "clip"
+    """PPO: bound the ratio to the reference policy, or subtract KL(reference || policy)."""
+    kl_coefficient: TracedFloat = 1.0
+    """Weight of the KL penalty. Traced."""
+    advantage_center_of_mass: OptionalTracedFloat = None
+    """Standardise advantages by moments averaged over this many outer steps; none for each minibatch's own. Traced."""
+    exploration_start: TracedFloat = 1.0
+    """PQN: share of random actions at the beginning. Traced."""
+    exploration_end: TracedFloat = 0.05
+    """PQN: share of random actions once exploration_fraction of the run is done. Traced."""
+    exploration_fraction: TracedFloat = 0.1
+    """PQN: share of the run over which random actions decline, linearly in environment steps. Traced."""
+    reference: ReferenceConfig = field(default_factory=ReferenceConfig)
+    adaptive_batch: AdaptiveBatchConfig = field(default_factory=AdaptiveBatchConfig)
+
+
+@dataclass(frozen=True)
+class ScalingConfig:
+    """More environments than the experiment was made for (Beukman et al. 2026, arXiv 2603.06009)."""
+
+    num_envs: int = 0
+    """Environments to scale to; 0 for environment.num_envs as it is."""
+    recipe: Literal["fixed_minibatch", "fixed_count", "sqrt_learning_rate", "hybrid", "batch_size_invariant"] = (
+        "fixed_minibatch"
+    )
+    """What follows: more minibatches of the same size (the paper's), larger ones, larger ones with the learning rate x
+    the root of their growth, some of both, or Hilton et al.'s rules for PPO-EWMA."""
+    size_factor: int = 16
+    """Hybrid: growth of the minibatch; the count takes the rest."""
+
+
+@dataclass(frozen=True)
+class MonitorsConfig:
+    """What is measured of the outer loop, none of which changes a bit of training."""
+
+    samples: int = 16_384
+    """States of the rollout on which policies are compared, drawn uniformly; 0 for all."""
+    kl: bool = True
+    """KL between behaviour, new and reference policies, and the data-to-divergence ratio."""
+    behavioural_divergence: bool = True
+    """Share of states whose preferred action changed."""
+    outer_step: bool = True
+    """Length of the outer step in parameter space, and its cosine with the last one."""
+    noise_scale: bool = True
+    """Gradient noise scale, from microbatches."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +301,8 @@ class RunConfig:
     """Write a jax.profiler trace of one chunk."""
     report: bool = True
     """Draw the figure and film the agent at the end."""
+    start_from: str = ""
+    """Start with what another run has learnt: its folder. Environments, steps and schedules begin anew."""
 
 
 @dataclass(frozen=True)
@@ -205,33 +315,57 @@ class Config:
     """Size of the population trained at once under vmap."""
     total_steps: int = 1_000_000
     """Environment steps over all environments; rounded up to whole outer steps."""
+    changes: tuple[str, ...] = ()
+    """Traced fields that change during the run: algorithm.reference.center_of_mass=64@2e8 from 2e8 steps on."""
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    scaling: ScalingConfig = field(default_factory=ScalingConfig)
+    monitors: MonitorsConfig = field(default_factory=MonitorsConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     devices: DevicesConfig = field(default_factory=DevicesConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     @property
+    def adapts(self) -> bool:
+        """Whether the rollout length follows the policy."""
+        return self.algorithm.adaptive_batch.driver != "none"
+
+    @property
+    def shortest_rollout(self) -> int:
+        """Fewest steps of a rollout."""
+        return self.algorithm.adaptive_batch.minimum if self.adapts else self.algorithm.rollout_length
+
+    @property
+    def longest_rollout(self) -> int:
+        """Most steps of a rollout, for which there are buffers."""
+        return self.algorithm.adaptive_batch.maximum if self.adapts else self.algorithm.rollout_length
+
+    @property
     def batch_size(self) -> int:
-        """Samples of one outer step: environments x rollout length."""
-        return self.environment.num_envs * self.algorithm.rollout_length
+        """Samples of one outer step: environments x rollout length, the most where it adapts."""
+        return self.environment.num_envs * self.longest_rollout
 
     @property
     def num_minibatches(self) -> int:
-        """Optimiser steps of one epoch."""
-        return max(1, self.batch_size // self.algorithm.minibatch_size)
+        """Optimiser steps of one epoch; where their number adapts, the most."""
+        fixed_count = self.adapts and self.algorithm.adaptive_batch.minibatches == "fixed_count"
+        length = self.shortest_rollout if fixed_count else self.longest_rollout
+        return max(1, self.environment.num_envs * length // self.algorithm.minibatch_size)
 
     @property
     def num_outer_steps(self) -> int:
-        """Outer steps of the run: the fewest that reach total_steps."""
-        return math.ceil(self.total_steps / self.batch_size)
+        """Outer steps of the run: the fewest that reach total_steps; where the length adapts, the most there can be."""
+        return math.ceil(self.total_steps / (self.environment.num_envs * self.shortest_rollout))
 
     @property
     def actual_steps(self) -> int:
-        """Environment steps the run takes: total_steps rounded up to whole outer steps."""
-        return self.num_outer_steps * self.batch_size
+        """Environment steps the run takes: total_steps rounded up to whole outer steps.
+
+        Where the length adapts it takes total_steps, and what the last rollout has beyond them.
+        """
+        return self.total_steps if self.adapts else self.num_outer_steps * self.batch_size
 
     @property
     def segment_length(self) -> int:
@@ -239,6 +373,12 @@ class Config:
         if not self.network.recurrent:
             return 1
         return self.network.segment_length or self.algorithm.rollout_length
+
+    @property
+    def compares_policies(self) -> bool:
+        """Whether rollouts keep the behaviour policy's outputs, to compare the new policy with."""
+        driver = self.algorithm.adaptive_batch.driver
+        return self.monitors.kl or self.monitors.behavioural_divergence or driver in {"behavioural_divergence", "kl"}
 
 
 def problems(config: Config) -> list[str]:

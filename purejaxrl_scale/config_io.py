@@ -31,7 +31,7 @@ class Field(NamedTuple):
     """One leaf of Config."""
 
     name: str  # dotted: environment.num_envs
-    type: Any  # int, float, bool, str, tuple[int, ...], tuple[str, ...] or a Literal
+    type: Any  # int, float, float | None, bool, str, tuple[int, ...], tuple[str, ...] or a Literal
     traced: bool  # a population may vary it under one compile
 
 
@@ -54,16 +54,13 @@ def _leaves(group: Any, prefix: str) -> list[Field]:
 
 def unknown_field(name: str) -> str:
     """The sentence that refuses a field name and says which ones are near."""
-    last = name.rsplit(".", 1)[-1]
+    group, _, last = name.rpartition(".")
     # Which group a field belongs to is what people forget, so its last part alone may match too.
     by_last: dict[str, list[str]] = {}
     for full in fields():
-        by_last.setdefault(full.rsplit(".", 1)[-1], []).append(full)
-    close = (
-        by_last.get(last)
-        or nearest(name, fields())
-        or [full for near in nearest(last, by_last) for full in by_last[near]]
-    )
+        by_last.setdefault(full.rpartition(".")[2], []).append(full)
+    alike = by_last.get(last) or [full for near in nearest(last, by_last) for full in by_last[near]]
+    close = (nearest(name, alike) if group else []) or alike or nearest(name, fields())
     if close:
         return f"there is no field {name}: did you mean {' or '.join(close)}?"
     return f"there is no field {name}: --help lists them all"
@@ -85,6 +82,8 @@ def coerce(field: Field, value: object) -> Any:
         return _integer(field, value)
     if field.type is float:
         return _real(field, value)
+    if field.type == float | None:
+        return _optional_real(field, value)
     if not isinstance(value, str):
         raise ValueError(f"{field.name} takes text: {value!r} is none")
     return value
@@ -139,6 +138,15 @@ def _real(field: Field, value: object) -> float:
     if not math.isfinite(real):
         raise ValueError(f"{field.name} takes a finite number: {value!r} is none")
     return real
+
+
+def _optional_real(field: Field, value: object) -> float | None:
+    if value is None or (isinstance(value, str) and value.strip().lower() in {"none", ""}):
+        return None
+    number = _decimal(value)
+    if number is None or not math.isfinite(float(number)):
+        raise ValueError(f"{field.name} takes a finite number or none: {value!r} is neither")
+    return float(number)
 
 
 def _decimal(value: object) -> Decimal | None:

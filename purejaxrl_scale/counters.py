@@ -36,6 +36,12 @@ def subtract(counter: Counter, other: Counter) -> Counter:
     return Counter(kept * (counter.high - other.high - borrow), kept * (counter.low - other.low))
 
 
+def reached(counter: Counter, count: int) -> jax.Array:
+    """Whether the count has come to `count`, bool[]."""
+    goal = init(count)
+    return (counter.high > goal.high) | ((counter.high == goal.high) & (counter.low >= goal.low))
+
+
 def approximate(counter: Counter) -> jax.Array:
     """The count as f32[]: right to 1 part in 2²⁴, for shares and weights only."""
     return counter.high.astype(jnp.float32) * 2.0**32 + counter.low.astype(jnp.float32)

@@ -63,12 +63,22 @@ def global_sum(tree: Tree) -> Tree:
     return jax.lax.psum(tree, DEVICE_AXIS) if is_bound(DEVICE_AXIS) else tree
 
 
-def common_bound(count: jax.Array) -> jax.Array:
+def common_bound(count: int | jax.Array) -> int | jax.Array:
     """The largest `count` of all seeds of a population: a trip count that is one number for all of them.
 
     A loop whose bound differed between seeds would select between whole carries at every iteration.
     """
-    return jax.lax.pmax(count, SEED_AXIS) if is_bound(SEED_AXIS) else count
+    return jax.lax.pmax(count, SEED_AXIS) if isinstance(count, jax.Array) and is_bound(SEED_AXIS) else count
+
+
+def only_where(running: jax.Array, new: Tree, old: Tree, differs: bool) -> Tree:
+    """`new` in seeds that still take part in a loop of common bound, `old` in those that are done.
+
+    Where no two seeds can differ, or there is only one, every seed takes part and nothing is selected.
+    """
+    if not differs or not is_bound(SEED_AXIS) or jax.lax.axis_size(SEED_AXIS) == 1:
+        return new
+    return jax.tree.map(lambda now, before: jnp.where(running, now, before), new, old)
 
 
 def over_seeds(function: Callable, population: bool, *, mapped: tuple[bool, ...]) -> Callable:

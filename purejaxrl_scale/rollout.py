@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -9,12 +10,20 @@ import jax.numpy as jnp
 
 from purejaxrl_scale.compaction import block_size, for_marked, put_rows, take_rows
 from purejaxrl_scale.config import Config
-from purejaxrl_scale.devices import shard_index
+from purejaxrl_scale.devices import common_bound, only_where, shard_index
 from purejaxrl_scale.environments import autoreset
 from purejaxrl_scale.environments.autoreset import Start
 from purejaxrl_scale.environments.interface import ActionSpace, Environment, PyTree
-from purejaxrl_scale.environments.statistics import EpisodeStatistics, init_episodes, update_episodes
+from purejaxrl_scale.environments.statistics import (
+    EpisodeStatistics,
+    Moments,
+    init_episodes,
+    normalise,
+    update_episodes,
+)
 from purejaxrl_scale.networks.actor_critic import ActorCritic
+from purejaxrl_scale.networks.distributions import Distribution
+from purejaxrl_scale.networks.q_network import QNetwork
 
 
 class Actors(NamedTuple):
@@ -30,7 +39,7 @@ class Actors(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """What happened in one rollout, time-major."""
+    """What happened in one rollout, time-major. Of its T rows the first `length` were filled."""
 
     observation: PyTree  # [T, N, ...], raw
     action: jax.Array  # [T, N, ...], as the policy drew it
@@ -42,20 +51,29 @@ class Trajectory(NamedTuple):
     truncated: jax.Array  # bool[T, N]
     valid: jax.Array  # bool[T, N], False where physics broke: kept out of gradients and normalisers
     is_first: jax.Array  # bool[T, N], whether the observation begins an episode
+    policy: Distribution | tuple[()]  # [T, N, ...], the behaviour policy; () where nothing compares it with the new one
     memory: PyTree  # [T / segment, N, ...], the recurrent state before each segment
+    last_value: jax.Array  # f32[N], of the observation at which it stopped
+    length: int | jax.Array  # steps: int where all rollouts have one length, i32[] where it adapts
 
 
 class Simulation(NamedTuple):
     """The static parts of collecting: the environment, the network, and how episodes follow one another."""
 
     environment: Environment
-    network: ActorCritic
+    network: ActorCritic | QNetwork
     config: Config
 
     @property
     def action_space(self) -> ActionSpace:
         """What the environment takes."""
         return self.environment.action_space
+
+    def unroll(
+        self, moments: Moments | tuple[()], params: PyTree, memory: PyTree, observation: PyTree, is_first: jax.Array
+    ) -> tuple[Distribution, jax.Array]:
+        """The policy and the value of parameters on raw observations [L, B, ...], as `Evaluate` of the inner loop."""
+        return self.network.unroll(params, memory, normalise(moments, observation), is_first)
 
 
 def environment_keys(step_key: jax.Array, rows: jax.Array, num_local: int) -> jax.Array:
@@ -90,38 +108,84 @@ def init_actors(simulation: Simulation, pool: Start | tuple[()], key: jax.Array,
 
 
 def collect(
-    simulation: Simulation, params: PyTree, normalise, pool: Start | tuple[()], actors: Actors, key: jax.Array
-) -> tuple[Actors, Trajectory, jax.Array, dict[str, jax.Array]]:
-    """One rollout of every environment.
+    simulation: Simulation,
+    params: PyTree,
+    normalise: Callable[[PyTree], PyTree],
+    behave: Callable[[Distribution], Distribution],
+    pool: Start | tuple[()],
+    actors: Actors,
+    key: jax.Array,
+    length: int | jax.Array,
+) -> tuple[Actors, Trajectory, dict[str, jax.Array]]:
+    """One rollout of every environment, of `length` steps: an int, or i32[] of at most the buffers' length.
 
-    `normalise` maps raw observations to what the network sees, with statistics frozen for the whole outer step.
-    Returns the actors afterwards, the trajectory, the value of the observation it stopped at (f32[N]), and sums over
-    the episodes that ended.
+    `normalise` maps raw observations to what the network sees, with statistics frozen for the whole outer step;
+    `behave` maps the network's policy to the one that acts. Returns the actors afterwards, the trajectory, and sums
+    over the episodes that ended.
     """
-    config = simulation.config
-    length = config.algorithm.rollout_length
-    segment = config.segment_length if simulation.network.recurrent else length
+    config, network = simulation.config, simulation.network
+    segment = config.segment_length
 
+    @jax.jit
     def step(actors, time):
-        return _step(simulation, params, normalise, pool, actors, jax.random.fold_in(key, time))
+        actors, (row, sums) = _step(
+            simulation, params, normalise, behave, pool, actors, jax.random.fold_in(key, time.astype(jnp.uint32))
+        )
+        return actors, row, jax.tree.map(lambda leaf: jnp.sum(leaf, dtype=leaf.dtype), sums)
 
-    def collect_segment(actors, number):
-        memory = actors.memory
-        actors, (steps, sums) = jax.lax.scan(step, actors, number * segment + jnp.arange(segment, dtype=jnp.uint32))
-        return actors, (steps, memory, sums)
+    def one(time, carry):
+        before, rows, memory, sums = carry
+        actors, row, added = step(before, time)
+        number = time // segment
+        memory = jax.tree.map(
+            lambda buffer, now: buffer.at[number].set(jnp.where(time % segment == 0, now, buffer[number])),
+            memory,
+            before.memory,
+        )
+        rows = jax.tree.map(lambda buffer, now: buffer.at[time].set(now), rows, row)
+        kept = only_where(time < length, (actors, jax.tree.map(jnp.add, sums, added)), (before, sums), config.adapts)
+        return kept[0], rows, memory, kept[1]
 
-    actors, (steps, memory, sums) = jax.lax.scan(
-        collect_segment, actors, jnp.arange(length // segment, dtype=jnp.uint32)
+    _, row, sums = jax.eval_shape(step, actors, jnp.int32(0))
+    rows, memory = _buffers(row, config.longest_rollout), _buffers(actors.memory, config.longest_rollout // segment)
+    sums = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums)
+    actors, rows, memory, sums = jax.lax.fori_loop(0, common_bound(length), one, (actors, rows, memory, sums))
+    _, _, last_value = network.step(params, actors.memory, normalise(actors.start.observation), actors.is_first)
+    trajectory = Trajectory(**rows, memory=memory, last_value=last_value, length=length)
+    return actors, _without_the_rest(trajectory) if config.adapts else trajectory, sums
+
+
+def _buffers(row: PyTree, length: int) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.zeros((length, *leaf.shape), leaf.dtype), row)
+
+
+def _without_the_rest(trajectory: Trajectory) -> Trajectory:
+    """Rows past the length as ends of worthless episodes, which no estimate reaches through and nothing counts."""
+    rest = (jnp.arange(trajectory.reward.shape[0]) >= trajectory.length)[:, None]
+    return trajectory._replace(
+        value=jnp.where(rest, 0.0, trajectory.value),
+        final_value=jnp.where(rest, 0.0, trajectory.final_value),
+        reward=jnp.where(rest, 0.0, trajectory.reward),
+        terminated=trajectory.terminated | rest,
+        truncated=trajectory.truncated & ~rest,
+        valid=trajectory.valid & ~rest,
     )
-    steps = jax.tree.map(lambda leaf: leaf.reshape(length, *leaf.shape[2:]), steps)
-    _, _, last_value = simulation.network.step(
-        params, actors.memory, normalise(actors.start.observation), actors.is_first
-    )
-    sums = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=(0, 1), dtype=leaf.dtype), sums)
-    return actors, Trajectory(**steps, memory=memory), last_value, sums
 
 
-def _step(simulation: Simulation, params, normalise, pool, actors: Actors, key: jax.Array):
+def next_value(trajectory: Trajectory) -> jax.Array:
+    """The value of the observation that each step led to, before any reset, f32[T, N]."""
+    following = jnp.concatenate([trajectory.value[1:], trajectory.last_value[None]])
+    following = following.at[trajectory.length - 1].set(trajectory.last_value)
+    return jnp.where(trajectory.truncated, trajectory.final_value, following)
+
+
+def stopped(trajectory: Trajectory) -> jax.Array:
+    """Where a trace ends although the future has worth: at truncations, and where the rollout stopped, bool[T, N]."""
+    last = jnp.arange(trajectory.value.shape[0]) == trajectory.length - 1
+    return trajectory.truncated | last[:, None]
+
+
+def _step(simulation: Simulation, params, normalise, behave, pool, actors: Actors, key: jax.Array):
     """One step of all environments -> (actors, (the trajectory's row, sums over ended episodes))."""
     environment, network, options = simulation.environment, simulation.network, simulation.config.environment
     num_local = actors.is_first.shape[0]
@@ -130,6 +194,7 @@ def _step(simulation: Simulation, params, normalise, pool, actors: Actors, key: 
 
     observation = actors.start.observation
     memory, policy, value = network.step(params, actors.memory, normalise(observation), actors.is_first)
+    policy = behave(policy)
     action = policy.sample(environment_keys(action_key, rows, num_local))
     log_prob = policy.log_prob(action)
 
@@ -176,6 +241,7 @@ def _step(simulation: Simulation, params, normalise, pool, actors: Actors, key: 
         "truncated": truncated,
         "valid": ~broken,
         "is_first": actors.is_first,
+        "policy": policy if simulation.config.compares_policies else (),
     }
     actors = actors._replace(
         start=start,

@@ -12,6 +12,7 @@ from purejaxrl_scale.batch_rules import broken_batch_rules, neighbours
 from purejaxrl_scale.config import Config
 from purejaxrl_scale.config_io import get
 from purejaxrl_scale.environments import catalogue, kinetix_catalogue
+from purejaxrl_scale.outer_loop_rules import adaptive_fields, broken_outer_loop_rules
 
 _SEEDS = 2**32  # without 64-bit mode JAX cuts a seed to 32 bits, so larger ones would repeat smaller ones
 
@@ -61,6 +62,7 @@ RANGES: dict[str, Range] = {
     "environment.reward_scale": _POSITIVE,
     "environment.reward_clip": _POSITIVE,
     "environment.max_nan_fraction": _SHARE,
+    "network.blocks": Range(low=0, high=1000),
     "network.hidden_size": _WIDTH,
     "network.segment_length": _SIZE,
     "network.transformer_layers": _COUNT,
@@ -79,6 +81,27 @@ RANGES: dict[str, Range] = {
     "algorithm.entropy_coefficient": _NOT_NEGATIVE,
     "algorithm.value_coefficient": _NOT_NEGATIVE,
     "algorithm.max_gradient_norm": _POSITIVE,
+    "algorithm.kl_coefficient": _NOT_NEGATIVE,
+    "algorithm.advantage_center_of_mass": _NOT_NEGATIVE,
+    "algorithm.exploration_start": _SHARE,
+    "algorithm.exploration_end": _SHARE,
+    "algorithm.exploration_fraction": Range(low=0, high=1, low_open=True),
+    "algorithm.reference.center_of_mass": _NOT_NEGATIVE,
+    "algorithm.adaptive_batch.minimum": _COUNT,
+    "algorithm.adaptive_batch.maximum": _COUNT,
+    "algorithm.adaptive_batch.low": _POSITIVE,
+    "algorithm.adaptive_batch.high": _POSITIVE,
+    "algorithm.adaptive_batch.every": _COUNT,
+    "algorithm.adaptive_batch.window": Range(low=1, high=2**20),
+    "algorithm.adaptive_batch.burn_in": _COUNT,
+    "algorithm.adaptive_batch.smoothing": Range(low=0, high=1, low_open=True),
+    "algorithm.adaptive_batch.samples": _SIZE,
+    "algorithm.adaptive_batch.multiple": _COUNT,
+    "algorithm.adaptive_batch.epochs_length": _COUNT,
+    "algorithm.adaptive_batch.minimum_epochs": _COUNT,
+    "scaling.num_envs": _SIZE,
+    "scaling.size_factor": _COUNT,
+    "monitors.samples": _SIZE,
     "evaluation.every_steps": _NOT_NEGATIVE,
     "evaluation.num_envs": Range(low=1, high=2**20),
     "evaluation.episodes": Range(low=1, high=2**20),
@@ -100,15 +123,22 @@ def broken_rules(config: Config) -> list[str]:
         *_unused_options(config),
         *_misfits(config),
         *broken_batch_rules(config),
+        *broken_outer_loop_rules(config, RANGES),
     ]
 
 
 def _out_of_range(config: Config) -> Iterator[str]:
     for name, legal in RANGES.items():
-        fault = legal.fault(name, get(config, name))
+        value = get(config, name)
+        fault = None if value is None else legal.fault(name, value)
         if fault:
             yield fault
-    yield from filter(None, (_WIDTH.fault("each of network.widths", width) for width in config.network.widths))
+    for name, widths in (("widths", config.network.widths), ("channels", config.network.channels)):
+        yield from filter(None, (_WIDTH.fault(f"each of network.{name}", width) for width in widths))
+    if len(config.network.channels) != 3:
+        yield f"network.channels are of three convolutions: there are {len(config.network.channels)}"
+    if config.network.blocks and not config.network.widths:
+        yield "network.blocks are of the width of the last hidden layer, and network.widths is empty: give it one"
     last_seed = config.seed + config.seeds - 1
     if last_seed >= _SEEDS:
         yield (
@@ -193,6 +223,44 @@ _NEEDS: dict[str, tuple[Callable[[Config], bool], str]] = {
         lambda config: config.algorithm.schedule == "warmup_cosine",
         "algorithm.schedule warmup_cosine",
     ),
+    "network.channels": (lambda config: config.network.name == "nature_cnn", "network.name nature_cnn"),
+    "network.pre_activation": (lambda config: config.network.blocks > 0, "network.blocks"),
+    **dict.fromkeys(
+        [
+            "network.output_norm",
+            "algorithm.exploration_start",
+            "algorithm.exploration_end",
+            "algorithm.exploration_fraction",
+        ],
+        (lambda config: config.algorithm.name == "pqn", "algorithm.name pqn"),
+    ),
+    **dict.fromkeys(
+        [
+            "network.shared",
+            "network.recurrent",
+            "algorithm.clip",
+            "algorithm.value_clip",
+            "algorithm.entropy_coefficient",
+            "algorithm.value_coefficient",
+            "algorithm.normalise_advantages",
+            "algorithm.adam_epsilon",
+            "algorithm.objective",
+            "algorithm.advantage_center_of_mass",
+            "algorithm.reference.center_of_mass",
+        ],
+        (lambda config: config.algorithm.name == "ppo", "algorithm.name ppo"),
+    ),
+    "algorithm.kl_coefficient": (
+        lambda config: config.algorithm.objective == "kl_penalty",
+        "algorithm.objective kl_penalty",
+    ),
+    "algorithm.reference.debias": (
+        lambda config: config.algorithm.reference.center_of_mass is not None,
+        "algorithm.reference.center_of_mass",
+    ),
+    **dict.fromkeys(adaptive_fields(), (lambda config: config.adapts, "algorithm.adaptive_batch.driver")),
+    "scaling.recipe": (lambda config: config.scaling.num_envs > 0, "scaling.num_envs"),
+    "scaling.size_factor": (lambda config: config.scaling.recipe == "hybrid", "scaling.recipe hybrid"),
 }
 
 
@@ -210,17 +278,32 @@ def _unused_options(config: Config) -> Iterator[str]:
 
 
 def _circumstance(config: Config, name: str) -> str:
+    algorithm = config.algorithm
+    group, _, last = name.rpartition(".")
     if name == "algorithm.warmup_fraction":
-        return f"algorithm.schedule {config.algorithm.schedule}"
-    if name.startswith("network.transformer"):
+        return f"algorithm.schedule {algorithm.schedule}"
+    if name.startswith("network.transformer") or name == "network.channels":
         return f"network.name {config.network.name}"
     if name in {"network.hidden_size", "network.segment_length"}:
         return "a feed-forward network"
-    if name == "environment.pool_size":
-        return f"environment.autoreset {config.environment.autoreset}"
-    if name == "environment.reward_clip":
-        return "rewards that are not normalised"
-    return config.environment.name
+    if group == "environment":
+        return {
+            "pool_size": f"environment.autoreset {config.environment.autoreset}",
+            "reward_clip": "rewards that are not normalised",
+        }.get(last, config.environment.name)
+    if name == "network.initial_log_std" or (name == "network.policy" and algorithm.name == "ppo"):
+        return config.environment.name
+    if name == "network.pre_activation":
+        return "network.blocks 0"
+    if name == "algorithm.kl_coefficient":
+        return f"algorithm.objective {algorithm.objective}"
+    if group == "algorithm.adaptive_batch":
+        return "rollouts of one length"
+    if name == "algorithm.reference.debias":
+        return "the behaviour policy as its own reference"
+    if group == "scaling":
+        return f"scaling.recipe {config.scaling.recipe}" if last == "size_factor" else "scaling.num_envs 0"
+    return f"algorithm.name {algorithm.name}"
 
 
 def _misfits(config: Config) -> Iterator[str]:
@@ -236,6 +319,7 @@ def _misfits(config: Config) -> Iterator[str]:
             f"environment.levels and environment.num_tasks exclude each other: there are {len(environment.levels)} "
             f"named levels and {environment.num_tasks} random tasks; set num_tasks to 0 or leave levels empty"
         )
+    yield from _pqn(config)
     if config.network.recurrent and config.algorithm.shuffle == "permutation":
         yield (
             "algorithm.shuffle permutation tears the segments of network.recurrent apart: the textbook shuffle is of "
@@ -261,7 +345,7 @@ def _misfits(config: Config) -> Iterator[str]:
             f"network.name mlp needs a vector: {environment.name} gives entities; "
             "set environment.observation flat, or network.name entity_transformer"
         )
-    if network.name in {"minatar_cnn", "impala_cnn"} and kind != "pixels":
+    if network.name in {"minatar_cnn", "nature_cnn", "impala_cnn"} and kind != "pixels":
         other = ", or environment.observation pixels" if _suite(config) == "kinetix" else ""
         yield (
             f"network.name {network.name} needs an image: {environment.name} gives {_described(kind)}; "
@@ -274,9 +358,23 @@ def _misfits(config: Config) -> Iterator[str]:
         )
 
 
+def _pqn(config: Config) -> Iterator[str]:
+    if config.algorithm.name != "pqn" or catalogue.name_problem(config.environment.name) is not None:
+        return
+    entry = catalogue.entry(config.environment.name)
+    chosen = config.environment.action
+    action = entry.action if entry is not None else "multi_discrete" if chosen == "default" else chosen
+    if action != "discrete":
+        remedy = "set environment.action discrete" if _suite(config) == "kinetix" else "use algorithm.name ppo"
+        yield (
+            f"algorithm.name pqn has one value for each action of a single choice, and the actions of "
+            f"{config.environment.name} are {action.replace('_', '-')}; {remedy}"
+        )
+
+
 def _described(kind: str) -> str:
     return {"entity": "entities", "flat": "a vector", "pixels": "an image"}[kind]
 
 
 def _fitting_network(kind: str) -> str:
-    return {"entity": "entity_transformer", "flat": "mlp", "pixels": "minatar_cnn, impala_cnn or mlp"}[kind]
+    return {"entity": "entity_transformer", "flat": "mlp", "pixels": "minatar_cnn, nature_cnn, impala_cnn or mlp"}[kind]

@@ -1,6 +1,6 @@
-"""The outer step of PPO, and the chunk of outer steps, as pure functions.
+"""The outer step, and the chunk of outer steps, as pure functions.
 
-    TrainState -> COLLECT -> Trajectory -> ESTIMATE -> advantages -> IMPROVE -> new policy -> MONITOR -> TrainState
+    TrainState -> COLLECT -> Trajectory -> ESTIMATE -> advantages -> IMPROVE -> new policy -> MONITOR -> ADAPT -> ...
 
 Nothing here knows about files, the terminal or the clock on the wall.
 """
@@ -9,106 +9,72 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from purejaxrl_scale import counters, devices
-from purejaxrl_scale.advantages import gae
-from purejaxrl_scale.algorithms import ppo
+from purejaxrl_scale import hyperparameters as numbers
+from purejaxrl_scale.algorithms import ppo, pqn
 from purejaxrl_scale.config import Config, problems
 from purejaxrl_scale.counters import Counter
-from purejaxrl_scale.devices import global_sum
-from purejaxrl_scale.environments import autoreset, registry
-from purejaxrl_scale.environments.autoreset import Start
+from purejaxrl_scale.devices import common_bound, global_sum, only_where
+from purejaxrl_scale.environments import registry
 from purejaxrl_scale.environments.interface import PyTree
 from purejaxrl_scale.environments.statistics import (
     Moments,
     discounted_returns,
     init_moments,
-    standardise,
+    normalise,
     update_moments,
 )
-from purejaxrl_scale.networks import make_actor_critic
-from purejaxrl_scale.rollout import Actors, Simulation, Trajectory, collect, init_actors
+from purejaxrl_scale.hyperparameters import Hyperparameters
+from purejaxrl_scale.networks import make_actor_critic, make_q_network
+from purejaxrl_scale.networks.distributions import Distribution, EpsilonGreedy
+from purejaxrl_scale.outer_loop import adaptive_batch
+from purejaxrl_scale.outer_loop.adaptation import adapt
+from purejaxrl_scale.outer_loop.monitors import monitor
+from purejaxrl_scale.outer_loop.recipes import resolved
+from purejaxrl_scale.rollout import Actors, Simulation, Trajectory, collect
 from purejaxrl_scale.schedules import learning_rate
+from purejaxrl_scale.state import Learner, OuterLoop, TrainState, init_state
 
 CHUNK_LIMIT = 512
+Metrics = dict[str, jax.Array]
 
 
-class Hyperparameters(NamedTuple):
-    """Every traced number of the config, f32[] each: a population may differ in them under one compile."""
-
-    reward_scale: jax.Array
-    learning_rate: jax.Array
-    warmup_fraction: jax.Array
-    clip: jax.Array
-    discount: jax.Array
-    trace_decay: jax.Array
-    entropy_coefficient: jax.Array
-    value_coefficient: jax.Array
-    max_gradient_norm: jax.Array
-
-
-class Learner(NamedTuple):
-    """What is learnt: the same on every device."""
-
-    learnt: ppo.Learnt
-    observation_moments: Moments | tuple[()]  # () where observations are not normalised
-    return_moments: Moments | tuple[()]  # () where rewards are not normalised
-
-    @property
-    def params(self) -> PyTree:
-        """The network's parameters."""
-        return self.learnt.params
-
-
-class TrainState(NamedTuple):
-    """Everything needed to go on."""
-
-    key: jax.Array  # key[], the run's; never changes
-    outer_step: jax.Array  # u32[]
-    steps: Counter  # environment steps taken
-    hyperparameters: Hyperparameters
-    learner: Learner
-    pool: Start | tuple[()]  # starts sampled beforehand, [K, ...]
-    actors: Actors  # sharded over devices
-
-
-def outer_step(simulation: Simulation, state: TrainState) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One step of the outer loop: new experience, and a new policy from it."""
+def outer_step(simulation: Simulation, state: TrainState) -> tuple[TrainState, Metrics]:
+    """One step of the outer loop: new experience, a new policy from it, and how far that took the policy."""
     config, learner = simulation.config, state.learner
-    collect_key, improve_key = jax.random.split(jax.random.fold_in(state.key, state.outer_step))
+    collect_key, improve_key, monitor_key = jax.random.split(jax.random.fold_in(state.key, state.outer_step), 3)
+    now = state._replace(hyperparameters=numbers.at(config, state.hyperparameters, state.steps))
+    length = rollout_length(config, state.outer_loop)
 
     # COLLECT
-    actors, trajectory, last_value, sums = collect(
+    actors, trajectory, sums = collect(
         simulation,
         learner.params,
         partial(normalise, learner.observation_moments),
+        partial(explore, config, now.hyperparameters, state.steps),
         state.pool,
         state.actors,
         collect_key,
+        length,
     )
 
     # ESTIMATE
-    actors, return_moments, reward = scale_rewards(config, state.hyperparameters, learner, actors, trajectory)
-    batch = estimate(state.hyperparameters, trajectory, reward, last_value)
+    actors, return_moments, reward = scale_rewards(config, now.hyperparameters, learner, actors, trajectory)
 
     # IMPROVE
-    learnt, averages = improve(simulation, state, batch, trajectory.memory, improve_key)
+    learner, averages = improve(simulation, now, trajectory, reward, improve_key)
 
     # MONITOR
-    steps = counters.add(state.steps, config.batch_size)
-    metrics = {
-        "steps_high": steps.high,
-        "steps_low": steps.low,
-        "outer_step": state.outer_step + 1,
-        "value/explained_variance": explained_variance(batch),
-        **averages,
-        **global_sum(sums),
-    }
+    outer_loop, comparisons = monitor(simulation, now, learner, trajectory, averages, monitor_key)
+
+    # ADAPT
+    steps = counters.add(state.steps, config.environment.num_envs * jnp.asarray(length, jnp.uint32))
+    outer_loop, adaptation = adapt(simulation, now, learner, outer_loop, trajectory, steps, monitor_key)
 
     observation_moments = learner.observation_moments
     if isinstance(observation_moments, Moments):
@@ -116,15 +82,35 @@ def outer_step(simulation: Simulation, state: TrainState) -> tuple[TrainState, d
     state = state._replace(
         outer_step=state.outer_step + 1,
         steps=steps,
-        learner=Learner(learnt, observation_moments, return_moments),
+        learner=learner._replace(observation_moments=observation_moments, return_moments=return_moments),
+        outer_loop=outer_loop,
         actors=actors,
     )
+    metrics = {
+        "steps_high": steps.high,
+        "steps_low": steps.low,
+        "outer_step": state.outer_step,
+        **averages,
+        **comparisons,
+        **adaptation,
+        **global_sum(sums),
+    }
     return state, metrics
 
 
-def normalise(moments: Moments | tuple[()], observation: PyTree) -> PyTree:
-    """What the network sees of a raw observation: statistics move between outer steps only, so ratios start at 1."""
-    return standardise(observation, moments) if isinstance(moments, Moments) else observation
+def rollout_length(config: Config, outer_loop: OuterLoop) -> int | jax.Array:
+    """Steps of the next rollout: an int, or i32[] where the length adapts."""
+    if isinstance(outer_loop.adaptive_batch, tuple) and not outer_loop.adaptive_batch:
+        return config.algorithm.rollout_length
+    return adaptive_batch.rollout_length(outer_loop.adaptive_batch, config.algorithm.adaptive_batch).astype(jnp.int32)
+
+
+def explore(config: Config, hyperparameters: Hyperparameters, steps: Counter, policy: Distribution) -> Distribution:
+    """The policy that acts: the network's own, or for PQN that with a share of random actions."""
+    if not isinstance(policy, EpsilonGreedy):
+        return policy
+    progress = jnp.minimum(counters.approximate(steps) / float(config.actual_steps), 1.0)
+    return policy.explore(pqn.exploration(hyperparameters, progress))
 
 
 def scale_rewards(
@@ -139,80 +125,62 @@ def scale_rewards(
     if not isinstance(learner.return_moments, Moments):
         return actors, (), reward
     ended = trajectory.terminated | trajectory.truncated
-    discounted_return, returns = discounted_returns(actors.discounted_return, reward, ended, hyperparameters.discount)
+    discounted_return, returns = discounted_returns(
+        actors.discounted_return, reward, ended, hyperparameters.discount, trajectory.length
+    )
     moments = update_moments(learner.return_moments, returns, trajectory.valid)
     bound = config.environment.reward_clip
     reward = jnp.clip(reward * jax.lax.rsqrt(moments.variance + 1e-8), -bound, bound)
     return actors._replace(discounted_return=discounted_return), moments, reward
 
 
-def estimate(
-    hyperparameters: Hyperparameters, trajectory: Trajectory, reward: jax.Array, last_value: jax.Array
-) -> ppo.Batch:
-    """Advantages and value targets of a trajectory; `last_value` f32[N] is that of the observation it stopped at.
-
-    A step in which physics broke says nothing: its temporal difference is 0, so that the steps before it are judged
-    by the value of the state they led to, and not by an end that the environment does not have.
-    """
-    reward = jnp.where(trajectory.valid, reward, trajectory.value)
-    next_value = jnp.concatenate([trajectory.value[1:], last_value[None]])
-    advantage = gae(
-        reward,
-        trajectory.value,
-        jnp.where(trajectory.truncated, trajectory.final_value, next_value),
-        trajectory.terminated,
-        trajectory.truncated,
-        discount=hyperparameters.discount,
-        trace_decay=hyperparameters.trace_decay,
-    )
-    return ppo.Batch(
-        observation=trajectory.observation,
-        action=trajectory.action,
-        log_prob=trajectory.log_prob,
-        value=trajectory.value,
-        advantage=advantage,
-        target=trajectory.value + advantage,
-        valid=trajectory.valid,
-        is_first=trajectory.is_first,
-    )
-
-
 def improve(
-    simulation: Simulation, state: TrainState, batch: ppo.Batch, memory: PyTree, key: jax.Array
-) -> tuple[ppo.Learnt, dict[str, jax.Array]]:
-    """Many minibatch steps, at learning rates read off the one clock: samples consumed over samples in all."""
-    config, hyperparameters, network = simulation.config, state.hyperparameters, simulation.network
-
-    # Exact before it is rounded: in the last outer step nothing remains after this batch.
-    later = counters.subtract(counters.init(config.actual_steps), counters.add(state.steps, config.batch_size))
-
-    def rate(share_left):
-        remaining = (counters.approximate(later) + share_left * float(config.batch_size)) / float(config.actual_steps)
-        return learning_rate(
-            config.algorithm.schedule,
-            hyperparameters.learning_rate,
-            remaining,
-            warmup_fraction=hyperparameters.warmup_fraction,
+    simulation: Simulation, state: TrainState, trajectory: Trajectory, reward: jax.Array, key: jax.Array
+) -> tuple[Learner, Metrics]:
+    """Advantages or targets of a trajectory, and many minibatch steps on them."""
+    config, learner, hyperparameters = simulation.config, state.learner, state.hyperparameters
+    rate = partial(_learning_rate, config, hyperparameters, *_consumed(config, state.steps, trajectory.length))
+    network = partial(simulation.unroll, learner.observation_moments)
+    if config.algorithm.name == "pqn":
+        batch = pqn.estimate(hyperparameters, trajectory, reward)
+        learnt, averages = pqn.improve(
+            network, config, hyperparameters, learner.learnt, batch, trajectory.memory, trajectory.length, rate, key
         )
-
-    def actor_critic(params, memory, observation, is_first):
-        observation = normalise(state.learner.observation_moments, observation)
-        return network.unroll(params, memory, observation, is_first)
-
-    return ppo.improve(
-        actor_critic,
+        return learner._replace(learnt=learnt), averages
+    batch = ppo.estimate(config, hyperparameters, trajectory, reward)
+    learnt, moments, averages = ppo.improve(
+        network,
         config,
-        state.learner.learnt,
+        hyperparameters,
+        learner.learnt,
+        learner.advantage_moments,
         batch,
-        memory,
-        ppo.Coefficients(
-            clip=hyperparameters.clip,
-            entropy_coefficient=hyperparameters.entropy_coefficient,
-            value_coefficient=hyperparameters.value_coefficient,
-            max_gradient_norm=hyperparameters.max_gradient_norm,
-        ),
+        trajectory.memory,
+        trajectory.length,
         rate,
         key,
+    )
+    averages["value/explained_variance"] = explained_variance(batch)
+    return learner._replace(learnt=learnt, advantage_moments=moments), averages
+
+
+def _consumed(config: Config, steps: Counter, length: int | jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Samples of the run that are left after this outer step, and those it takes: f32[] of exact differences."""
+    left = counters.subtract(counters.init(config.actual_steps), steps)
+    batch = counters.add(counters.init(), config.environment.num_envs * jnp.asarray(length, jnp.uint32))
+    later = counters.subtract(left, batch)
+    return counters.approximate(later), counters.approximate(counters.subtract(left, later))
+
+
+def _learning_rate(
+    config: Config, hyperparameters: Hyperparameters, later: jax.Array, batch: jax.Array, share_left: jax.Array
+) -> jax.Array:
+    """The one clock: the share of the run's samples that no optimiser step has consumed."""
+    return learning_rate(
+        config.algorithm.schedule,
+        hyperparameters.learning_rate,
+        (later + share_left * batch) / float(config.actual_steps),
+        warmup_fraction=hyperparameters.warmup_fraction,
     )
 
 
@@ -225,55 +193,36 @@ def explained_variance(batch: ppo.Batch) -> jax.Array:
 
 def train_chunk(
     simulation: Simulation, state: TrainState, outer_steps: jax.Array, *, rows: int = CHUNK_LIMIT
-) -> tuple[TrainState, dict[str, jax.Array]]:
-    """`outer_steps` (u32[], at most `rows`) outer steps -> state, and metrics [rows], of which the first are filled.
+) -> tuple[TrainState, Metrics]:
+    """`outer_steps` (u32[], at most `rows`) outer steps -> state, and metrics [rows], of which the `valid` are filled.
 
-    The number is traced: where a run is cut into chunks changes neither a bit nor the compiled program.
+    The number is traced: where a run is cut into chunks changes neither a bit nor the compiled program. Where lengths
+    adapt, a seed that has taken all its environment steps stands still, and the chunk ends when all have.
     """
-    _, shapes = jax.eval_shape(partial(outer_step, simulation), state)
-    metrics = jax.tree.map(lambda leaf: jnp.zeros((rows,), leaf.dtype), shapes)
+    config = simulation.config
+    step = jax.jit(partial(outer_step, simulation))
+    _, shapes = jax.eval_shape(step, state)
+    metrics = jax.tree.map(lambda leaf: jnp.zeros((rows,), leaf.dtype), shapes) | {"valid": jnp.zeros((rows,), bool)}
 
-    def body(row, carry):
-        state, metrics = carry
-        state, new = outer_step(simulation, state)
-        return state, jax.tree.map(lambda column, value: column.at[row].set(value), metrics, new)
+    def unfinished(state: TrainState) -> jax.Array:
+        return ~counters.reached(state.steps, config.actual_steps)
 
-    return jax.lax.fori_loop(0, outer_steps.astype(jnp.int32), body, (state, metrics))
+    def more(carry) -> jax.Array:
+        row, anyone, _, _ = carry
+        return (row < outer_steps) & (anyone > 0)
 
+    def body(carry):
+        row, _, state, metrics = carry
+        running = unfinished(state)
+        new, values = step(state)
+        state = only_where(running, new, state, config.adapts)
+        values["valid"] = running
+        metrics = {name: column.at[row].set(values[name]) for name, column in metrics.items()}
+        return row + 1, common_bound(unfinished(state).astype(jnp.int32)), state, metrics
 
-def init_state(simulation: Simulation, key: jax.Array, hyperparameters: Hyperparameters, num_local: int) -> TrainState:
-    """The state before the first outer step; on each device its own share of the environments."""
-    config, environment = simulation.config, simulation.environment
-    network_key, pool_key, actors_key = jax.random.split(jax.random.fold_in(key, jnp.uint32(0xFFFFFFFF)), 3)
-    pool = autoreset.sample_pool(environment, config.environment.autoreset, pool_key, config.environment.pool_size)
-    actors = init_actors(simulation, pool, actors_key, num_local)
-    example = jax.tree.map(lambda leaf: leaf[0], actors.start.observation)
-    params = simulation.network.init(network_key, example)
-    optimiser_state = ppo.make_optimiser(config.algorithm, 1.0).init(params)
-    state = TrainState(
-        key=key,
-        outer_step=jnp.uint32(0),
-        steps=counters.init(),
-        hyperparameters=hyperparameters,
-        learner=Learner(
-            ppo.Learnt(params, optimiser_state),
-            init_moments(example) if config.environment.observation_normalisation else (),
-            init_moments(0.0) if config.environment.reward_normalisation else (),
-        ),
-        pool=pool,
-        actors=actors,
-    )
-    # A weakly typed leaf would change type in the first outer step, and the chunk would compile twice.
-    return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype), state)
-
-
-def hyperparameters_of(config: Config) -> Hyperparameters:
-    """The traced numbers of a config."""
-    groups = (config.environment, config.algorithm)
-    values = {
-        name: getattr(group, name) for group in groups for name in Hyperparameters._fields if hasattr(group, name)
-    }
-    return Hyperparameters(**{name: jnp.float32(value) for name, value in values.items()})
+    anyone = common_bound(unfinished(state).astype(jnp.int32))
+    _, _, state, metrics = jax.lax.while_loop(more, body, (jnp.uint32(0), anyone, state, metrics))
+    return state, metrics
 
 
 @dataclass(frozen=True)
@@ -301,7 +250,7 @@ class Trainer:
         """The state before the first outer step; hyperparameters (f32[] or f32[seeds]) default to the config's."""
         population = keys.ndim > 0
         if hyperparameters is None:
-            hyperparameters = hyperparameters_of(self.config)
+            hyperparameters = numbers.from_config(self.config)
         if population:
             hyperparameters = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, keys.shape), hyperparameters)
         return self._init(population)(keys, hyperparameters)
@@ -326,6 +275,8 @@ class Trainer:
         """The policy on raw observations [N, ...] -> (action, the action as the environment takes it, memory)."""
         observation = normalise(learner.observation_moments, observation)
         memory, policy, _ = self.simulation.network.step(learner.params, memory, observation, is_first)
+        if isinstance(policy, EpsilonGreedy):
+            policy = policy.explore(jnp.float32(self.config.algorithm.exploration_end))
         action = policy.mode() if deterministic else policy.sample(keys)
         return action, policy.to_environment(action, self.simulation.action_space), memory
 
@@ -391,8 +342,10 @@ def make_train(config: Config) -> Trainer:
     Raises:
         ValueError: the config cannot be honoured; all problems at once.
     """
+    config = resolved(config)
     if faults := problems(config):
         raise ValueError("\n".join(faults))
     environment = registry.make_from_config(config.environment)
-    network = make_actor_critic(config.network, environment.observation_space, environment.action_space)
+    make_network = make_q_network if config.algorithm.name == "pqn" else make_actor_critic
+    network = make_network(config.network, environment.observation_space, environment.action_space)
     return Trainer(config, Simulation(environment, network, config), devices.make_mesh(config.devices))

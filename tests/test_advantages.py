@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from purejaxrl_scale.advantages import gae
+from purejaxrl_scale.advantages import gae, lambda_returns
 
 
 def column(values, dtype=jnp.float32):
@@ -84,3 +84,41 @@ def test_against_a_direct_sum_in_float64(seed):
         *arrays, jnp.asarray(terminated), jnp.asarray(truncated), discount=discount, trace_decay=trace_decay
     )
     np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-5)
+
+
+def lambda_returns_by_sum(reward, next_value, terminated, truncated, discount, trace_decay):
+    """The weighted sum of all n-step returns, (1 - λ) λⁿ⁻¹ each and what is left for the longest, in float64."""
+    steps, envs = reward.shape
+    returns = np.zeros((steps, envs))
+    for env in range(envs):
+        for start in range(steps):
+            total, weight, rewards, power = 0.0, 1.0, 0.0, 1.0
+            for t in range(start, steps):
+                rewards += power * reward[t, env]
+                power *= discount
+                worth = 0.0 if terminated[t, env] else power * next_value[t, env]
+                last = terminated[t, env] or truncated[t, env] or t == steps - 1
+                share = weight if last else weight * (1 - trace_decay)
+                total += share * (rewards + worth)
+                weight *= trace_decay
+                if last:
+                    break
+            returns[start, env] = total
+    return returns
+
+
+@pytest.mark.parametrize("trace_decay", [0.0, 0.65, 1.0])
+def test_lambda_returns_are_the_sum_of_n_step_returns(trace_decay):
+    rng = np.random.default_rng(0)
+    reward, next_value = rng.normal(size=(2, 12, 5))
+    terminated = rng.random((12, 5)) < 0.15
+    truncated = (rng.random((12, 5)) < 0.15) & ~terminated
+    found = lambda_returns(
+        *(jnp.asarray(x, jnp.float32) for x in (reward, next_value)),
+        jnp.asarray(terminated),
+        jnp.asarray(truncated),
+        discount=0.97,
+        trace_decay=trace_decay,
+    )
+    expected = lambda_returns_by_sum(reward, next_value, terminated, truncated, 0.97, trace_decay)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

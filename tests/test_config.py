@@ -24,6 +24,7 @@ def values_of(field: Field) -> st.SearchStrategy:
         bool: st.booleans(),
         int: st.integers(-(10**17), 10**17),
         float: st.floats(allow_nan=False, allow_infinity=False),
+        float | None: st.none() | st.floats(allow_nan=False, allow_infinity=False),
         str: st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
     }[field.type]
 
@@ -140,7 +141,7 @@ def test_a_missing_file_is_refused(tmp_path):
 def test_numbers_marked_traced():
     traced = {name for name, field in config_io.fields().items() if field.traced}
     assert {"algorithm.learning_rate", "algorithm.clip", "algorithm.discount", "environment.reward_scale"} <= traced
-    assert all(config_io.fields()[name].type is float for name in traced)
+    assert all(config_io.fields()[name].type in (float, float | None) for name in traced)
 
 
 def test_every_field_says_what_it_is():

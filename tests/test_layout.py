@@ -7,7 +7,7 @@ PACKAGE = Path(__file__).parents[1] / "purejaxrl_scale"
 
 # From the bottom up. A module may import its own layer and those below.
 LAYERS = [
-    {"config", "config_io", "suggest"},
+    {"changes", "config", "config_io", "suggest"},
     {
         "advantages",
         "batch_rules",
@@ -15,16 +15,18 @@ LAYERS = [
         "counters",
         "devices",
         "environments",
+        "hyperparameters",
         "minibatches",
         "named_experiments",
         "networks",
+        "outer_loop_rules",
         "rules",
         "schedules",
     },
-    {"algorithms", "outer_loop", "rollout"},
+    {"algorithms", "outer_loop", "rollout", "state"},
     {"train"},
     {"analysis", "bench", "runner", "sweep"},
-    {"cli", "doctor", "flags", "listing"},
+    {"cli", "doctor", "flags", "header", "listing"},
 ]
 HEIGHT = {module: height for height, layer in enumerate(LAYERS) for module in layer}
 # `problems` is called on a config, so its door stands in config.py; the rules are imported when it is called.

@@ -1,5 +1,6 @@
 """Illegal configs are refused with the rule, the numbers, and neighbours that are legal themselves."""
 
+import contextlib
 import re
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from purejaxrl_scale import config_io
 from purejaxrl_scale.config import Config, problems
 from purejaxrl_scale.named_experiments import find_experiment, names
+from purejaxrl_scale.outer_loop import recipes
 from purejaxrl_scale.rules import RANGES, TRANSFORMER_HEADS
 
 ENVIRONMENTS = ["kinetix/s", "kinetix/m", "kinetix/l", "kinetix/locomotion", "brax/ant", "gymnax/CartPole-v1"]
@@ -43,7 +45,7 @@ def test_every_experiment_and_preset_is_legal(name):
 
 def test_every_number_has_a_range():
     free = {"network.initial_log_std"}
-    numbers = {name for name, field in config_io.fields().items() if field.type in (int, float)}
+    numbers = {name for name, field in config_io.fields().items() if field.type in (int, float, float | None)}
     assert numbers - free == set(RANGES)
 
 
@@ -105,10 +107,10 @@ def test_segments_divide_rollouts():
 
 
 def test_microbatches_hold_whole_segments():
-    overrides = batch(64, 128, 512, network__recurrent=True, network__segment_length=64)
-    problem = only_problem(overrides | {"algorithm.microbatch_size": 100})
-    assert "64 or 128" in problem
-    assert problems(with_fields(overrides | {"algorithm.microbatch_size": 128})) == []
+    overrides = batch(64, 128, 1024, network__recurrent=True, network__segment_length=64)
+    problem = only_problem(overrides | {"algorithm.microbatch_size": 700})
+    assert "nearest legal microbatch_size: 512 or 1,024" in problem
+    assert problems(with_fields(overrides | {"algorithm.microbatch_size": 512})) == []
 
 
 @pytest.mark.parametrize(
@@ -249,6 +251,94 @@ def test_every_problem_is_told_at_once():
     assert len(found) == 5
 
 
+ADAPTIVE = {
+    "algorithm.adaptive_batch.driver": "kl",
+    "environment.num_envs": 128,
+    "algorithm.minibatch_size": 512,
+    "algorithm.rollout_length": 64,
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"algorithm.adaptive_batch.minimum": 65}, "minimum must not exceed algorithm.adaptive_batch.maximum: 65 is"),
+        ({"algorithm.adaptive_batch.maximum": 80}, "which the buffers hold: 80 is more than 64; the nearest legal"),
+        ({"algorithm.adaptive_batch.low": 0.99}, "low must be less than algorithm.adaptive_batch.high: 0.99"),
+        ({"algorithm.adaptive_batch.burn_in": 30}, "burn_in must not exceed algorithm.adaptive_batch.window: 30 is"),
+        (
+            {"algorithm.adaptive_batch.multiple": 12},
+            "minimum must be a multiple of algorithm.adaptive_batch.multiple: 16",
+        ),
+        ({"algorithm.shuffle": "permutation"}, "permutation needs rollouts of one length"),
+        ({"algorithm.minibatch_size": 4096}, "must not exceed the shortest batch: 4,096 is more than"),
+        ({"algorithm.minibatch_size": 768}, "must divide the shortest batch: 768 does not divide"),
+        (
+            {"algorithm.adaptive_batch.driver": "schedule", "algorithm.adaptive_batch.span": "interval"},
+            "span interval needs a driver that compares policies",
+        ),
+        (
+            {"algorithm.adaptive_batch.driver": "noise_scale", "monitors.noise_scale": False},
+            "driver noise_scale needs monitors.noise_scale",
+        ),
+        ({"algorithm.adaptive_batch.smoothing": 0.0}, "smoothing must be greater than 0"),
+    ],
+)
+def test_adaptive_lengths(more, message):
+    assert problems(with_fields(ADAPTIVE)) == []
+    assert any(message in problem for problem in problems(with_fields(ADAPTIVE | more)))
+
+
+def test_recurrent_networks_adapt_in_whole_segments():
+    recurrent = ADAPTIVE | {"network.recurrent": True}
+    assert "network.segment_length must be set where the rollout length adapts" in only_problem(recurrent)
+    assert "8 does not divide algorithm.adaptive_batch.multiple 1" in only_problem(
+        recurrent | {"network.segment_length": 8}
+    )
+    legal = recurrent | {"network.segment_length": 8, "algorithm.adaptive_batch.multiple": 16}
+    assert problems(with_fields(legal)) == []
+
+
+PQN = {"algorithm.name": "pqn", "environment.num_envs": 128, "algorithm.minibatch_size": 512}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (PQN | {"network.recurrent": True, "network.segment_length": 8}, "network.recurrent needs algorithm.name ppo"),
+        (PQN | {"algorithm.clip": 0.1}, "algorithm.clip needs algorithm.name ppo, and would be ignored with"),
+        (PQN | {"network.shared": True}, "network.shared needs algorithm.name ppo"),
+        (PQN | {"environment.name": "brax/ant"}, "the actions of brax/ant are continuous; use algorithm.name ppo"),
+        (
+            PQN | {"environment.name": "kinetix/s", "network.name": "entity_transformer"},
+            "the actions of kinetix/s are multi-discrete; set environment.action discrete",
+        ),
+        ({"algorithm.exploration_end": 0.2}, "exploration_end needs algorithm.name pqn"),
+        (PQN | {"algorithm.exploration_start": 0.01}, "exploration_end must not exceed exploration_start: 0.05"),
+        ({"algorithm.reference.center_of_mass": -1}, "must be at least 0: it is -1.0; the nearest legal value is 0"),
+        (
+            {"algorithm.reference.debias": False},
+            "debias needs algorithm.reference.center_of_mass, and would be ignored",
+        ),
+        ({"algorithm.kl_coefficient": 2.0}, "kl_coefficient needs algorithm.objective kl_penalty"),
+        ({"algorithm.adaptive_batch.window": 5}, "window needs algorithm.adaptive_batch.driver"),
+        ({"scaling.recipe": "hybrid"}, "scaling.recipe needs scaling.num_envs"),
+        ({"network.channels": (1, 2, 3)}, "network.channels needs network.name nature_cnn"),
+        ({"network.blocks": 2, "network.widths": ()}, "network.widths is empty"),
+        (
+            {"algorithm.advantage_center_of_mass": 4.0, "algorithm.normalise_advantages": False},
+            "advantage_center_of_mass needs algorithm.normalise_advantages",
+        ),
+    ],
+)
+def test_what_would_be_ignored_is_refused(overrides, message):
+    assert any(message in problem for problem in problems(with_fields(overrides)))
+
+
+def test_pqn_with_its_own_options_is_legal():
+    assert problems(with_fields(PQN | {"algorithm.exploration_end": 0.2, "network.layer_norm": True})) == []
+
+
 def test_heads_are_those_that_the_network_takes():
     from purejaxrl_scale.networks.entity_transformer import MASK_KINDS, EntityTransformer
 
@@ -268,3 +358,5 @@ def test_any_numbers_are_judged_without_an_exception(numbers, environment, recur
         Config(), numbers | {"environment.name": environment, "network.recurrent": recurrent}
     )
     assert all(problem for problem in problems(config))
+    with contextlib.suppress(config_io.ConfigError):
+        recipes.resolved(config)

@@ -1,13 +1,14 @@
 """Proximal policy optimisation: the clipped objective, and many minibatch steps on one batch.
 
-Source: Schulman et al. 2017, arXiv 1707.06347.
+Source: Schulman et al. 2017, arXiv 1707.06347; with a reference policy apart from the behaviour policy (PPO-EWMA)
+Hilton et al. 2021, arXiv 2110.00641.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import chex
 import jax
@@ -15,14 +16,17 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+from purejaxrl_scale.advantages import gae
+from purejaxrl_scale.algorithms import inner_loop
+from purejaxrl_scale.algorithms.inner_loop import Evaluate, Learnt
 from purejaxrl_scale.config import AlgorithmConfig, Config
-from purejaxrl_scale.devices import global_sum, shard_index
+from purejaxrl_scale.devices import global_sum
 from purejaxrl_scale.environments.interface import PyTree
-from purejaxrl_scale.minibatches import shuffled_index
+from purejaxrl_scale.hyperparameters import Hyperparameters
 from purejaxrl_scale.networks.distributions import Distribution
+from purejaxrl_scale.outer_loop import divergence, reference_policy
+from purejaxrl_scale.rollout import Trajectory, next_value
 
-# Samples whose activations stay small beside a CPU's caches, so that memory does not grow with the minibatch.
-CPU_MICROBATCH = {"mlp": 4096, "minatar_cnn": 1024, "impala_cnn": 128, "entity_transformer": 256}
 LOG_RATIO_CAP = 4.605170185988092  # log 100: importance ratios beyond 100 carry noise and little else
 
 
@@ -37,40 +41,43 @@ class Batch(NamedTuple):
     target: jax.Array  # f32, value + advantage
     valid: jax.Array  # bool
     is_first: jax.Array  # bool
+    policy: Distribution | tuple[()] = ()  # the behaviour policy, where the KL to it is monitored
 
 
-class Source(NamedTuple):
-    """A batch laid flat, from which minibatches gather."""
+class AdvantageMoments(NamedTuple):
+    """Moments of advantages averaged over outer steps, f32[] each."""
 
-    batch: Batch  # [T · N, ...], row t · N + n
-    memory: PyTree  # [T / L · N, ...], the recurrent state before each segment
-    num_envs: int  # N, on this device
-
-
-class Coefficients(NamedTuple):
-    """The traced numbers of an optimiser step, f32[] each."""
-
-    clip: jax.Array
-    entropy_coefficient: jax.Array
-    value_coefficient: jax.Array
-    max_gradient_norm: jax.Array
+    weight: jax.Array
+    mean: jax.Array
+    mean_square: jax.Array
 
 
-class Learnt(NamedTuple):
-    """What optimiser steps move."""
-
-    params: PyTree
-    optimiser_state: optax.OptState
+def init_advantage_moments() -> AdvantageMoments:
+    """Moments of nothing yet."""
+    return AdvantageMoments(jnp.float32(0.0), jnp.float32(0.0), jnp.float32(0.0))
 
 
-class Evaluate(Protocol):
-    """The policy and the value of a minibatch, under given parameters."""
+def update_advantage_moments(
+    moments: AdvantageMoments, advantage: jax.Array, valid: jax.Array, *, center_of_mass: float | jax.Array
+) -> AdvantageMoments:
+    """The moments with a batch added, over all devices: an average with weights nᵢ βᵏ of batches k outer steps ago.
 
-    def __call__(
-        self, params: PyTree, memory: PyTree, observation: PyTree, is_first: jax.Array
-    ) -> tuple[Distribution, jax.Array]:
-        """Observations [L, B / L, ...], memory [B / L, ...] before them -> distribution and value over [L, B / L]."""
-        ...
+    β = c / (c + 1) of the centre of mass c in outer steps; with c = 0 only the newest batch counts.
+
+    Source: Hilton et al. 2021, arXiv 2110.00641, section 3.2.
+    """
+    added = global_sum(jnp.sum(valid, dtype=jnp.float32))
+    size = jnp.maximum(added, 1.0)
+    mean = global_sum(jnp.sum(jnp.where(valid, advantage, 0.0))) / size
+    mean_square = global_sum(jnp.sum(jnp.where(valid, advantage**2, 0.0))) / size
+    kept = reference_policy.decay(center_of_mass) * moments.weight
+    weight = kept + added
+    share = added / jnp.maximum(weight, 1.0)
+    return AdvantageMoments(
+        weight,
+        moments.mean + share * (mean - moments.mean),
+        moments.mean_square + share * (mean_square - moments.mean_square),
+    )
 
 
 def surrogate(
@@ -90,12 +97,34 @@ def surrogate(
     Source: Hilton et al. 2021, arXiv 2110.00641, eq. 3; Schulman et al. 2017, eq. 7.
     """
     chex.assert_equal_shape([log_prob, behaviour_log_prob, reference_log_prob, advantage])
-    behaviour_log_prob = jnp.maximum(behaviour_log_prob, jax.lax.stop_gradient(log_prob) - LOG_RATIO_CAP)
+    behaviour_log_prob = _capped(log_prob, behaviour_log_prob)
     lowest, highest = jnp.log(jnp.maximum(1.0 - clip, 1e-8)), jnp.log1p(clip)
     bounded = jnp.clip(log_prob - reference_log_prob, lowest, highest)
     free_ratio = jnp.exp(log_prob - behaviour_log_prob)
     clipped_ratio = jnp.exp(bounded + reference_log_prob - behaviour_log_prob)
     return jnp.minimum(free_ratio * advantage, clipped_ratio * advantage)
+
+
+def penalised(
+    log_prob: Float[Array, "*B"],
+    behaviour_log_prob: Float[Array, "*B"],
+    kl: Float[Array, "*B"],
+    advantage: Float[Array, "*B"],
+    *,
+    coefficient: float | Float[Array, ""],
+) -> Float[Array, "*B"]:
+    """The decoupled KL-penalised objective of each sample, to be maximised: (π / π_beh) A - β KL(π_ref || π).
+
+    π / π_beh is capped at 100.
+
+    Source: Hilton et al. 2021, arXiv 2110.00641, eq. 4; Schulman et al. 2017, eq. 8.
+    """
+    chex.assert_equal_shape([log_prob, behaviour_log_prob, kl, advantage])
+    return jnp.exp(log_prob - _capped(log_prob, behaviour_log_prob)) * advantage - coefficient * kl
+
+
+def _capped(log_prob: jax.Array, behaviour_log_prob: jax.Array) -> jax.Array:
+    return jnp.maximum(behaviour_log_prob, jax.lax.stop_gradient(log_prob) - LOG_RATIO_CAP)
 
 
 def value_loss(
@@ -113,36 +142,35 @@ def value_loss(
     return 0.5 * error
 
 
-def standardised(advantage: Float[Array, "*B"], valid: jax.Array) -> Float[Array, "*B"]:
-    """Advantages with mean 0 and standard deviation 1 over the whole minibatch, on all devices."""
-    count = jnp.maximum(global_sum(jnp.sum(valid, dtype=jnp.float32)), 1.0)
-    mean = global_sum(jnp.sum(jnp.where(valid, advantage, 0.0))) / count
-    centred = jnp.where(valid, advantage - mean, 0.0)
-    variance = global_sum(jnp.sum(centred**2)) / count
-    return centred / (jnp.sqrt(variance) + 1e-8)
-
-
 def loss(
     actor_critic: Evaluate,
     config: AlgorithmConfig,
+    numbers: Hyperparameters,
     params: PyTree,
+    reference: PyTree | None,
     memory: PyTree,
     batch: Batch,
-    numbers: Coefficients,
     keys: jax.Array,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The sum over this device's valid samples of policy loss + c_v · value loss - c_e · entropy, and its parts.
 
-    A sum and not a mean, so that devices and microbatches add up exactly; divide by the global count. `keys`
-    key[L, B / L] serve policies whose entropy is a one-sample estimate.
+    A sum and not a mean, so that devices and microbatches add up exactly; divide by the global count. `reference` are
+    the parameters of the reference policy, None where it is the behaviour policy and its log-probabilities suffice.
+    `keys` key[L, B / L] serve policies whose entropy is a one-sample estimate.
     """
     policy, value = actor_critic(params, memory, batch.observation, batch.is_first)
     log_prob = policy.log_prob(batch.action)
-    objective = surrogate(log_prob, batch.log_prob, batch.log_prob, batch.advantage, clip=numbers.clip)
+    anchor = None if reference is None else actor_critic(reference, memory, batch.observation, batch.is_first)[0]
+    if config.objective == "kl_penalty":
+        assert anchor is not None
+        objective = penalised(
+            log_prob, batch.log_prob, anchor.kl(policy), batch.advantage, coefficient=numbers.kl_coefficient
+        )
+    else:
+        anchored = batch.log_prob if anchor is None else anchor.log_prob(batch.action)
+        objective = surrogate(log_prob, batch.log_prob, anchored, batch.advantage, clip=numbers.clip)
     error = value_loss(value, batch.value, batch.target, clip=numbers.clip if config.value_clip else None)
     entropy = policy.entropy(None if policy.entropy_is_exact else keys)
-    log_ratio = log_prob - batch.log_prob
-    ratio = jnp.exp(log_ratio)
 
     def total(values: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(batch.valid, values, 0.0))
@@ -152,9 +180,16 @@ def loss(
         "loss/policy": total(-objective),
         "loss/value": total(error),
         "policy/entropy" if policy.entropy_is_exact else "policy/entropy_one_sample": entropy_sum,
-        "policy/kl_k3": total(ratio - 1.0 - log_ratio),
-        "policy/clip_fraction": total(jnp.abs(ratio - 1.0) > numbers.clip),
+        "policy/kl_k1": total(divergence.kl_k1(batch.log_prob, log_prob)),
+        "policy/kl_k2": total(divergence.kl_k2(batch.log_prob, log_prob)),
+        "policy/kl_k3": total(divergence.kl_k3(batch.log_prob, log_prob)),
+        "policy/clip_fraction": total(jnp.abs(jnp.exp(log_prob - batch.log_prob) - 1.0) > numbers.clip),
     }
+    if not isinstance(batch.policy, tuple):
+        parts["policy/kl_exact"] = total(batch.policy.kl(policy))
+    if anchor is not None:
+        ratio = jnp.exp(log_prob - anchor.log_prob(batch.action))
+        parts["policy/reference_clip_fraction"] = total(jnp.abs(ratio - 1.0) > numbers.clip)
     whole = (
         parts["loss/policy"]
         + numbers.value_coefficient * parts["loss/value"]
@@ -168,161 +203,95 @@ def make_optimiser(config: AlgorithmConfig, max_gradient_norm: float | jax.Array
     return optax.chain(optax.clip_by_global_norm(max_gradient_norm), optax.scale_by_adam(eps=config.adam_epsilon))
 
 
-def minibatch_gradient(
-    actor_critic: Evaluate,
-    config: Config,
-    params: PyTree,
-    source: Source,
-    rows: jax.Array,
-    numbers: Coefficients,
-    key: jax.Array,
-) -> tuple[PyTree, dict[str, jax.Array]]:
-    """The gradient of the mean loss over a minibatch, on all devices, and the means of the loss's parts.
-
-    `rows` i32[L, B / L] are this device's. A large minibatch is a sum over microbatches, which gather their samples
-    when they need them, so that memory does not grow with the minibatch. The last microbatch may be partial; advantages
-    are standardised over the whole.
-    """
-    length, local = rows.shape
-    advantage, valid = source.batch.advantage[rows], source.batch.valid[rows]
-    if config.algorithm.normalise_advantages:
-        advantage = standardised(advantage, valid)
-    size = microbatch_size(config, local * length) // length
-    count = -(-local // size)
-    column = jnp.arange(count * size, dtype=jnp.int32)
-
-    def of_microbatch(number):
-        place = jax.lax.dynamic_slice(column, (number * size,), (size,))
-        there = jnp.minimum(place, local - 1)
-        some = rows[:, there]
-        batch = jax.tree.map(lambda leaf: leaf[some], source.batch)
-        batch = batch._replace(advantage=advantage[:, there], valid=batch.valid & (place < local)[None])
-        memory = jax.tree.map(lambda leaf: leaf[_memory_row(some[0], length, source.num_envs)], source.memory)
-        keys = _sample_keys(key, length, shard_index() * jnp.uint32(local) + place.astype(jnp.uint32))
-
-        def objective(params):
-            return loss(actor_critic, config.algorithm, params, memory, batch, numbers, keys)
-
-        return jax.grad(objective, has_aux=True)(params)
-
-    if count == 1:
-        total = of_microbatch(0)
-    else:
-        shapes = jax.eval_shape(of_microbatch, 0)
-        zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        total = jax.lax.fori_loop(
-            0, count, lambda number, total: jax.tree.map(jnp.add, total, of_microbatch(number)), zero
-        )
-    total, samples = global_sum((total, jnp.sum(valid, dtype=jnp.float32)))
-    return jax.tree.map(lambda leaf: leaf / jnp.maximum(samples, 1.0), total)
-
-
-def microbatch_size(config: Config, samples: int) -> int:
-    """Samples whose gradient is computed at once on a device that holds `samples` of a minibatch: whole segments."""
-    automatic = CPU_MICROBATCH[config.network.name] if jax.default_backend() == "cpu" else samples
-    size = config.algorithm.microbatch_size or max(automatic, config.segment_length)
-    return min(size, samples)
-
-
-def _memory_row(row: jax.Array, length: int, num_envs: int) -> jax.Array:
-    """Where the memory before a segment stands: (its first step / L) · N + environment."""
-    return row // (num_envs * length) * num_envs + row % num_envs
-
-
-def _sample_keys(key: jax.Array, length: int, column: jax.Array) -> jax.Array:
-    """One key a sample, key[L, B], from its place in the global minibatch."""
-    place = jnp.arange(length, dtype=jnp.uint32)[:, None] + jnp.uint32(length) * column[None]
-    return jax.vmap(jax.vmap(partial(jax.random.fold_in, key)))(place)
+def init(config: AlgorithmConfig, params: PyTree) -> Learnt:
+    """What is learnt, before the first optimiser step."""
+    reference = reference_policy.init(params) if config.reference.center_of_mass is not None else ()
+    return Learnt(params, make_optimiser(config, 1.0).init(params), reference)
 
 
 def optimiser_step(
-    config: AlgorithmConfig, learnt: Learnt, gradient: PyTree, numbers: Coefficients, learning_rate: jax.Array
+    config: AlgorithmConfig, numbers: Hyperparameters, learnt: Learnt, gradient: PyTree, learning_rate: jax.Array
 ) -> Learnt:
-    """One step of Adam along a gradient clipped by its global norm."""
+    """One step of Adam along a gradient clipped by its global norm, and one of the reference policy after it."""
     optimiser = make_optimiser(config, numbers.max_gradient_norm)
     updates, optimiser_state = optimiser.update(gradient, learnt.optimiser_state, learnt.params)
     params = jax.tree.map(lambda parameter, update: parameter - learning_rate * update, learnt.params, updates)
-    return Learnt(params, optimiser_state)
+    reference = learnt.reference
+    if isinstance(reference, reference_policy.ReferencePolicy):
+        reference = reference_policy.update(
+            reference, params, center_of_mass=numbers.center_of_mass, debias=config.reference.debias
+        )
+    return Learnt(params, optimiser_state, reference)
 
 
-def minibatch_rows(config: Config, key: jax.Array, number: jax.Array, num_local: int) -> jax.Array:
-    """Which samples the `number`-th minibatch of an epoch holds on this device: flat indices t · N + n, i32[L, B / L].
+def estimate(config: Config, numbers: Hyperparameters, trajectory: Trajectory, reward: jax.Array) -> Batch:
+    """Advantages and value targets of a trajectory, from rewards f32[T, N] as learning sees them.
 
-    Samples are segments of L consecutive steps of one environment (L = 1 for feed-forward networks), shuffled within
-    each logical shard of environments, so that a minibatch holds the same samples on any number of devices.
+    A step in which physics broke says nothing: its temporal difference is 0, so that the steps before it are judged
+    by the value of the state they led to, and not by an end that the environment does not have.
     """
-    shards = config.devices.logical_shards * num_local // config.environment.num_envs
-    shard_envs = num_local // shards
-    segment = config.segment_length
-    segments = config.algorithm.rollout_length // segment * shard_envs
-    size = segments // config.num_minibatches
-    position = number.astype(jnp.uint32) * jnp.uint32(size) + jnp.arange(size, dtype=jnp.uint32)
-    local_shards = jnp.arange(shards, dtype=jnp.uint32)
-
-    def of_shard(shard):
-        shard_key = jax.random.fold_in(key, shard_index() * jnp.uint32(shards) + shard)
-        index = shuffled_index(shard_key, position, segments)
-        first_step, env = index // shard_envs * segment, index % shard_envs
-        first_row = first_step * jnp.uint32(num_local) + shard * jnp.uint32(shard_envs) + env
-        return first_row[None] + jnp.uint32(num_local) * jnp.arange(segment, dtype=jnp.uint32)[:, None]
-
-    rows = jax.vmap(of_shard)(local_shards)  # [shards, L, size]
-    return jnp.moveaxis(rows, 0, 1).reshape(segment, shards * size).astype(jnp.int32)
+    broken = ~trajectory.valid & trajectory.terminated
+    advantage = gae(
+        jnp.where(broken, trajectory.value, reward),
+        trajectory.value,
+        next_value(trajectory),
+        trajectory.terminated,
+        trajectory.truncated,
+        discount=numbers.discount,
+        trace_decay=numbers.trace_decay,
+    )
+    return Batch(
+        observation=trajectory.observation,
+        action=trajectory.action,
+        log_prob=trajectory.log_prob,
+        value=trajectory.value,
+        advantage=advantage,
+        target=trajectory.value + advantage,
+        valid=trajectory.valid,
+        is_first=trajectory.is_first,
+        policy=trajectory.policy if config.monitors.kl else (),
+    )
 
 
 def improve(
     actor_critic: Evaluate,
     config: Config,
+    numbers: Hyperparameters,
     learnt: Learnt,
+    moments: AdvantageMoments | tuple[()],
     batch: Batch,
     memory: PyTree,
-    numbers: Coefficients,
+    length: int | jax.Array,
     learning_rate: Callable[[jax.Array], jax.Array],
     key: jax.Array,
-) -> tuple[Learnt, dict[str, jax.Array]]:
+) -> tuple[Learnt, AdvantageMoments | tuple[()], dict[str, jax.Array]]:
     """Every epoch's minibatch steps on one batch -> what was learnt, and metrics averaged over the steps.
 
-    `batch` is [T, N, ...] and `memory` [T / L, N, ...]; `learning_rate` maps the share of this outer step's optimiser
-    steps still to be taken, in (0, 1], to a rate.
+    `batch` is [T, N, ...] and `memory` [T / L, N, ...], of whose rows the first `length` steps count. `learning_rate`
+    is as in `inner_loop.run`. `moments` are () unless advantages are standardised by averages over outer steps.
     """
-    num_local = batch.log_prob.shape[1]
-    minibatches = config.num_minibatches
-    steps = config.algorithm.epochs * minibatches
-    flat_batch, flat_memory = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (batch, memory))
-    source = Source(flat_batch, flat_memory, num_local)
+    if isinstance(moments, AdvantageMoments):
+        moments = update_advantage_moments(
+            moments, batch.advantage, batch.valid, center_of_mass=numbers.advantage_center_of_mass
+        )
+        deviation = jnp.sqrt(jnp.maximum(moments.mean_square - moments.mean**2, 0.0))
+        batch = batch._replace(advantage=(batch.advantage - moments.mean) / (deviation + 1e-8))
+    behaviour = learnt.params if config.algorithm.objective == "kl_penalty" else None
 
-    def epoch(learnt, number):
-        shuffle_key, noise_key = jax.random.split(jax.random.fold_in(key, number))
-        if config.algorithm.shuffle == "permutation":
-            shuffled, rows_of = _textbook_shuffle(config, shuffle_key, source)
-        else:
-            shuffled, rows_of = source, lambda index: minibatch_rows(config, shuffle_key, index, num_local)
+    def objective(params, learnt, memory, batch, keys):
+        anchor = learnt.reference.params if learnt.reference else behaviour
+        return loss(actor_critic, config.algorithm, numbers, params, anchor, memory, batch, keys)
 
-        def step(learnt, index):
-            rate = learning_rate((steps - (number * minibatches + index)).astype(jnp.float32) / steps)
-            gradient, parts = minibatch_gradient(
-                actor_critic,
-                config,
-                learnt.params,
-                shuffled,
-                rows_of(index),
-                numbers,
-                jax.random.fold_in(noise_key, index),
-            )
-            parts["optimiser/gradient_norm"] = optax.tree.norm(gradient)
-            parts["optimiser/learning_rate"] = rate
-            return optimiser_step(config.algorithm, learnt, gradient, numbers, rate), parts
-
-        return jax.lax.scan(step, learnt, jnp.arange(minibatches, dtype=jnp.uint32))
-
-    learnt, parts = jax.lax.scan(epoch, learnt, jnp.arange(config.algorithm.epochs, dtype=jnp.uint32))
-    return learnt, jax.tree.map(jnp.mean, parts)
-
-
-def _textbook_shuffle(config: Config, key: jax.Array, source: Source):
-    """A shuffled copy of the whole batch, whose minibatches are slices: one sort and one copy an epoch."""
-    samples = source.batch.log_prob.shape[0]
-    permutation = jax.random.permutation(jax.random.fold_in(key, shard_index()), samples)
-    shuffled = jax.tree.map(lambda leaf: jnp.take(leaf, permutation, axis=0), source.batch)
-    slices = jnp.arange(samples, dtype=jnp.int32).reshape(config.num_minibatches, 1, -1)
-    return source._replace(batch=shuffled), lambda index: slices[index]
+    learnt, averages = inner_loop.run(
+        objective,
+        config,
+        inner_loop.cut(config, length),
+        learnt,
+        batch,
+        memory,
+        partial(optimiser_step, config.algorithm, numbers),
+        learning_rate,
+        key,
+        normalise_advantages=config.algorithm.normalise_advantages and not moments,
+    )
+    return learnt, moments, averages

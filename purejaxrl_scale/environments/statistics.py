@@ -121,17 +121,23 @@ def standardise(observation: PyTree, moments: Moments, bound: float = 10.0) -> P
     return jax.tree.map(one, observation, moments.mean, moments.variance)
 
 
+def normalise(moments: Moments | tuple[()], observation: PyTree) -> PyTree:
+    """What the network sees of a raw observation: statistics move between outer steps only, so ratios start at 1."""
+    return standardise(observation, moments) if isinstance(moments, Moments) else observation
+
+
 def discounted_returns(
-    before: jax.Array, reward: jax.Array, ended: jax.Array, discount: jax.Array
+    before: jax.Array, reward: jax.Array, ended: jax.Array, discount: jax.Array, length: int | jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The discounted sum of past rewards in each episode: Rₜ = γ Rₜ₋₁ + rₜ, from 0 after an episode's end.
 
-    `before` f32[N] is where the last rollout left off -> (where this one does f32[N], all of them f32[T, N]).
+    `before` f32[N] is where the last rollout left off -> (where this one does f32[N], all of them f32[T, N]). Of the T
+    rows the first `length` were filled.
     """
 
-    def forwards(total: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        reward_t, ended_t = now
-        total = discount * total + reward_t
-        return jnp.where(ended_t, 0.0, total), total
+    def forwards(total: jax.Array, now: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        time, reward_t, ended_t = now
+        current = discount * total + reward_t
+        return jnp.where(time < length, jnp.where(ended_t, 0.0, current), total), current
 
-    return jax.lax.scan(forwards, before, (reward, ended))
+    return jax.lax.scan(forwards, before, (jnp.arange(reward.shape[0]), reward, ended))

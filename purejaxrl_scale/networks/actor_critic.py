@@ -13,11 +13,10 @@ from flax import linen as nn
 
 from purejaxrl_scale.config import NetworkConfig
 from purejaxrl_scale.environments.interface import ActionSpace, Box, Discrete, MultiDiscrete, PyTree
-from purejaxrl_scale.networks.convolutional import ImpalaCNN, MinAtarCNN
 from purejaxrl_scale.networks.distributions import Categorical, Distribution, Gaussian, MultiCategorical, TanhGaussian
-from purejaxrl_scale.networks.entity_transformer import ENTITY_FIELDS, MASK_KINDS, EntityTransformer
-from purejaxrl_scale.networks.mlp import MLP, MLPTorso, dense
+from purejaxrl_scale.networks.mlp import dense, mlp
 from purejaxrl_scale.networks.recurrent import GRU
+from purejaxrl_scale.networks.torso import check_torso, torso
 
 Memory = tuple[jax.Array, ...]
 
@@ -130,7 +129,7 @@ class _Network(nn.Module):
     ) -> tuple[Memory, jax.Array]:  # features [T, B, d]
         # Torsos have one batch axis: time and batch are one to everything but the GRU.
         flat = jax.tree.map(lambda leaf: leaf.reshape(first.size, *leaf.shape[2:]), observation)
-        features = _torso(self.config, name)(flat)
+        features = torso(self.config, name)(flat)
         features = features.reshape(*first.shape, features.shape[-1])
         if not self.config.recurrent:
             return (), features
@@ -140,27 +139,9 @@ class _Network(nn.Module):
 
     def _head(self, name: str, features: jax.Array, outputs: int, scale: float) -> jax.Array:
         if self.config.name != "mlp":
-            mlp = MLP(self.config.widths, self.config.activation, self.config.compute_dtype, name=f"{name}_hidden")
-            features = mlp(features)
+            features = mlp(self.config, f"{name}_hidden")(features)
         # The last layer is small, and rounding its outputs would move the probability ratio.
         return dense(outputs, scale, "float32", name=name)(features.astype(jnp.float32))
-
-
-def _torso(config: NetworkConfig, name: str) -> nn.Module:
-    if config.name == "mlp":
-        return MLPTorso(config.widths, config.activation, config.compute_dtype, name=name)
-    if config.name == "minatar_cnn":
-        return MinAtarCNN(config.compute_dtype, name=name)
-    if config.name == "impala_cnn":
-        return ImpalaCNN(dtype=config.compute_dtype, name=name)
-    return EntityTransformer(
-        config.transformer_layers,
-        config.transformer_width,
-        config.transformer_heads,
-        config.activation,
-        dtype=config.compute_dtype,
-        name=name,
-    )
 
 
 def make_actor_critic(config: NetworkConfig, observation_space: PyTree, action_space: ActionSpace) -> ActorCritic:
@@ -168,7 +149,7 @@ def make_actor_critic(config: NetworkConfig, observation_space: PyTree, action_s
 
     Raises ValueError where torso and observation, or policy and action space, do not fit.
     """
-    _check_torso(config, observation_space)
+    check_torso(config, observation_space)
     return ActorCritic(config, _action_head(config, action_space))
 
 
@@ -192,61 +173,3 @@ def _action_head(config: NetworkConfig, action_space: ActionSpace) -> ActionHead
     if isinstance(action_space, MultiDiscrete):
         return ActionHead("multi_categorical", tuple(action_space.sizes))
     raise ValueError(f"no policy for the action space {action_space}; known are Box, Discrete and MultiDiscrete")
-
-
-def _check_torso(config: NetworkConfig, observation_space: PyTree) -> None:
-    is_box = isinstance(observation_space, Box)
-    if not is_box and not isinstance(observation_space, dict):
-        raise ValueError(
-            f"no network reads the observation space {observation_space}; known are Box and dicts of Boxes"
-        )
-    ranks = [len(box.shape) for box in ([observation_space] if is_box else observation_space.values())]
-    entities = not is_box and "attention_mask" in observation_space
-    if config.name == "mlp" and entities:
-        raise ValueError(
-            "network.name mlp has no use for the order-free entity observation; "
-            "use environment.observation flat, or network.name entity_transformer"
-        )
-    if config.name in ("minatar_cnn", "impala_cnn") and (entities or ranks.count(3) != 1):
-        raise ValueError(
-            f"network.name {config.name} needs one image [height, width, channels] in the observation, "
-            f"and this environment's has {_describe(observation_space)}; "
-            f"use {'entity_transformer' if entities else 'mlp'}"
-        )
-    if config.name == "minatar_cnn":
-        _check_board(observation_space)
-    if config.name == "entity_transformer":
-        _check_entities(config, observation_space)
-
-
-def _check_board(observation_space: Box | dict[str, Box]) -> None:
-    boxes = [observation_space] if isinstance(observation_space, Box) else observation_space.values()
-    height, width, _ = next(box.shape for box in boxes if len(box.shape) == 3)
-    if min(height, width) < 3:
-        raise ValueError(f"network.name minatar_cnn has a 3x3 convolution, and the image is {height}x{width}; use mlp")
-
-
-def _check_entities(config: NetworkConfig, observation_space: Box | dict[str, Box]) -> None:
-    missing = [name for name in ENTITY_FIELDS if isinstance(observation_space, Box) or name not in observation_space]
-    if missing:
-        raise ValueError(
-            f"network.name entity_transformer needs Kinetix's entity observation, and {', '.join(missing)} "
-            "are not in this one; use environment.observation entity in kinetix, or network.name mlp"
-        )
-    legal = [
-        heads
-        for heads in range(MASK_KINDS, EntityTransformer.qkv_features + 1, MASK_KINDS)
-        if EntityTransformer.qkv_features % heads == 0
-    ]
-    if config.transformer_heads not in legal:
-        nearest = min(legal, key=lambda heads: abs(heads - config.transformer_heads))
-        raise ValueError(
-            f"network.transformer_heads is {config.transformer_heads}: the heads are shared out over {MASK_KINDS} "
-            f"kinds of mask and share {EntityTransformer.qkv_features} features; use {nearest}"
-        )
-
-
-def _describe(observation_space: Box | dict[str, Box]) -> str:
-    if isinstance(observation_space, Box):
-        return f"shape {observation_space.shape}"
-    return ", ".join(f"{name} {box.shape}" for name, box in observation_space.items())

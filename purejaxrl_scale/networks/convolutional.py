@@ -6,19 +6,21 @@ that of the product, and the gradient of a windowed maximum 5 to 20 times as lon
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from purejaxrl_scale.networks.mlp import HIDDEN_SCALE, Observation, dense, flatten
+from purejaxrl_scale.networks.mlp import HIDDEN_SCALE, Observation, dense, flatten, layer_norm
 
+NATURE_KERNELS = ((8, 4), (4, 2), (3, 1))  # size and stride
 LARGEST_BOARD = 32 * 32  # cells of the largest image whose patches are kept for the gradient
 
 
 class Convolution(nn.Module):
-    """Stride-1 convolution: y[i, j] = sum over (a, b) of x[i + a, j + b] K[a, b] + bias.
+    """Convolution of stride s: y[i, j] = sum over (a, b) of x[s i + a, s j + b] K[a, b] + bias.
 
     The patches of one image are kernel_size^2 times the image. For pixels they are built again in the backward pass
     instead of being kept, which leaves one layer's patches in memory at a time.
@@ -27,6 +29,7 @@ class Convolution(nn.Module):
     features: int
     kernel_size: int = 3
     padding: Literal["SAME", "VALID"] = "SAME"
+    stride: int = 1
     dtype: str = "float32"
 
     @nn.compact
@@ -39,17 +42,23 @@ class Convolution(nn.Module):
         if self.padding == "SAME":
             before, after = (size - 1) // 2, size // 2
             image = jnp.pad(image, ((0, 0), (before, after), (before, after), (0, 0)))
-        product = _patch_product if image.shape[1] * image.shape[2] <= LARGEST_BOARD else jax.checkpoint(_patch_product)
-        convolved = product(image, kernel.astype(self.dtype))
+        product = _patch_product if image.shape[1] * image.shape[2] <= LARGEST_BOARD else _remade
+        convolved = product(image, kernel.astype(self.dtype), self.stride)
         return convolved + bias.astype(self.dtype).reshape(1, 1, 1, -1)
 
 
-def _patch_product(image: jax.Array, kernel: jax.Array) -> jax.Array:
+def _patch_product(image: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     rows, columns, channels, features = kernel.shape
-    batch, height, width = image.shape[0], image.shape[1] - rows + 1, image.shape[2] - columns + 1
-    shifted = [image[:, i : i + height, j : j + width] for i in range(rows) for j in range(columns)]
+    batch = image.shape[0]
+    height, width = (image.shape[1] - rows) // stride + 1, (image.shape[2] - columns) // stride + 1
+    down, across = stride * (height - 1) + 1, stride * (width - 1) + 1
+    shifted = [image[:, i : i + down : stride, j : j + across : stride] for i in range(rows) for j in range(columns)]
     patches = jnp.concatenate(shifted, axis=-1).reshape(-1, rows * columns * channels)
     return (patches @ kernel.reshape(-1, features)).reshape(batch, height, width, features)
+
+
+def _remade(image: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+    return jax.checkpoint(partial(_patch_product, stride=stride))(image, kernel)
 
 
 def max_pool(image: jax.Array) -> jax.Array:
@@ -74,11 +83,37 @@ class MinAtarCNN(nn.Module):
     """One 3x3 convolution of 16 channels (Young and Tian 2019, arXiv 1903.03176); the dense layers are the heads'."""
 
     dtype: str = "float32"
+    normalised: bool = False
 
     @nn.compact
     def __call__(self, observation: Observation) -> jax.Array:
         image, vectors = _image_and_vectors(observation)
-        features = jax.nn.relu(Convolution(16, padding="VALID", dtype=self.dtype)(image))
+        features = Convolution(16, padding="VALID", dtype=self.dtype)(image)
+        if self.normalised:
+            features = layer_norm(3, self.dtype)(features)
+        return _join(jax.nn.relu(features), vectors, self.dtype)
+
+
+class NatureCNN(nn.Module):
+    """Convolutions of 8x8 at stride 4, 4x4 at stride 2 and 3x3 (Mnih et al. 2015); the dense layers are the heads'.
+
+    With `normalised`, each is followed by a norm over height, width and channels together. Bytes are divided by 255.
+    """
+
+    channels: tuple[int, ...] = (32, 64, 64)
+    dtype: str = "float32"
+    normalised: bool = False
+
+    @nn.compact
+    def __call__(self, observation: Observation) -> jax.Array:
+        features, vectors = _image_and_vectors(observation)
+        if features.dtype == jnp.uint8:
+            features = features.astype(self.dtype) / 255
+        for channels, (size, stride) in zip(self.channels, NATURE_KERNELS, strict=True):
+            features = Convolution(channels, size, "VALID", stride, dtype=self.dtype)(features)
+            if self.normalised:
+                features = layer_norm(3, self.dtype)(features)
+            features = jax.nn.relu(features)
         return _join(features, vectors, self.dtype)
 
 

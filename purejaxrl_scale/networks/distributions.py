@@ -6,7 +6,7 @@ Logarithms of densities are float32 whatever the precision of the parameters.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol, Self
 
 import jax
@@ -78,6 +78,55 @@ class Categorical:
 
     def to_environment(self, action: jax.Array, action_space: ActionSpace) -> jax.Array:
         return action
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class EpsilonGreedy:
+    """The action of the largest value, or with probability ε any of the n, each as likely; actions i32[batch]."""
+
+    values: jax.Array  # f32[batch, n]
+    epsilon: jax.Array  # f32, any shape that broadcasts with [batch]
+
+    entropy_is_exact: ClassVar[bool] = True
+
+    def explore(self, epsilon: jax.Array) -> Self:
+        """The same values, with a share ε (f32[]) of random actions."""
+        return replace(self, epsilon=jnp.broadcast_to(epsilon, self.values.shape[:-1]))
+
+    def value_of(self, action: jax.Array) -> jax.Array:
+        """The value of an action: f32[batch]."""
+        return _chosen(self.values, action)
+
+    def sample(self, keys: jax.Array) -> jax.Array:
+        uniform = _per_row(lambda key: jax.random.uniform(key, (2,)), keys)
+        choices = self.values.shape[-1]
+        # uniform * n rounds up to n once in 2^24 / n draws.
+        anything = jnp.minimum((uniform[..., 1] * choices).astype(jnp.int32), choices - 1)
+        return jnp.where(uniform[..., 0] < self.epsilon, anything, self.mode())
+
+    def mode(self) -> jax.Array:
+        return jnp.argmax(self.values, axis=-1).astype(jnp.int32)
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        return jnp.log(_chosen(self._probabilities(), action))
+
+    def entropy(self, keys: jax.Array | None = None) -> jax.Array:
+        log_p = jnp.log(self._probabilities())
+        return -_expectation(log_p, log_p)
+
+    def kl(self, other: Self) -> jax.Array:
+        log_p = jnp.log(self._probabilities())
+        return _expectation(log_p, log_p - jnp.log(other._probabilities()))
+
+    def to_environment(self, action: jax.Array, action_space: ActionSpace) -> jax.Array:
+        return action
+
+    def _probabilities(self) -> jax.Array:
+        choices = self.values.shape[-1]
+        greedy = jax.nn.one_hot(self.mode(), choices)
+        epsilon = self.epsilon[..., None]
+        return epsilon / choices + (1.0 - epsilon) * greedy
 
 
 @jax.tree_util.register_dataclass

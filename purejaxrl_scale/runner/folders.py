@@ -74,6 +74,17 @@ def _create_one(parent: Path, name: str) -> Path:
         return folder
 
 
+def source_of(config: Config) -> Path | None:
+    """The run that `config.run.start_from` names, as a folder or as a name in run.folder. Raises RunError."""
+    named = config.run.start_from
+    if not named:
+        return None
+    for candidate in (Path(named), Path(config.run.folder) / named):
+        if (candidate / CONFIG_FILE).is_file():
+            return candidate
+    raise RunError(f"run.start_from {named!r} is no run, neither as a folder nor in {config.run.folder}/")
+
+
 def members_of(run: Path) -> list[Path]:
     """The folders of the population that `run` belongs to, in order; [run] if it trained alone. Raises RunError."""
     if not (run / CONFIG_FILE).is_file():

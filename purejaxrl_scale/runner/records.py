@@ -83,12 +83,60 @@ METRICS: dict[str, Metric] = {
         "that of the Gaussian + log slope of tanh at one fresh action a sample, mean likewise",
         "nats",
     ),
-    "policy/kl_k3": Metric(
+    "policy/kl_exact": Metric(
         "KL(behaviour || policy being trained)",
-        "k3 = r - 1 - log r, mean over samples and optimiser steps",
+        "closed form, mean over samples and optimiser steps",
         "nats",
     ),
-    "policy/clip_fraction": Metric("share of ratios outside 1 ± clip", "mean over samples", "fraction"),
+    "policy/kl_k1": Metric("the same", "k1 = -log r, r = new / behaviour, mean likewise", "nats"),
+    "policy/kl_k2": Metric("the same", "k2 = ½ (log r)², mean likewise", "nats"),
+    "policy/kl_k3": Metric("the same", "k3 = r - 1 - log r, mean likewise", "nats"),
+    "policy/clip_fraction": Metric("share of ratios to behaviour outside 1 ± clip", "mean likewise", "fraction"),
+    "policy/reference_clip_fraction": Metric(
+        "share of ratios to the reference outside it", "mean likewise", "fraction"
+    ),
+    "outer/kl_exact": Metric(
+        "KL(behaviour || policy after the update)",
+        "closed form, mean over monitors.samples states of the rollout",
+        "nats",
+    ),
+    "outer/kl_k1": Metric("the same", "k1, mean over those states", "nats"),
+    "outer/kl_k2": Metric("the same", "k2, mean over those states", "nats"),
+    "outer/kl_k3": Metric("the same", "k3, mean over those states", "nats"),
+    "outer/kl_reference_exact": Metric(
+        "KL(reference || policy after the update)", "closed form, mean over those states", "nats"
+    ),
+    "outer/ddr_exact": Metric(
+        "data-to-divergence ratio: samples of the outer step / KL(behaviour || policy after it)",
+        "by outer/kl_exact",
+        "samples/nat",
+    ),
+    "outer/ddr_k3": Metric("the same", "by outer/kl_k3", "samples/nat"),
+    "outer/behavioural_divergence": Metric(
+        "share of states whose preferred action the update changed, in any component; discrete actions only",
+        "mean over those states",
+        "fraction",
+    ),
+    "outer/NAME_se": Metric("standard error of outer/NAME", "deviation over those states / root of their number", ""),
+    "outer/step_length": Metric("length of the outer step in parameter space", "exact", "1"),
+    "outer/step_cosine": Metric("its cosine with the last outer step's", "exact", "1"),
+    "outer/gradient_norm_sq": Metric(
+        "|G|², squared norm of the true gradient", "unbiased, from microbatches, mean over optimiser steps", "1"
+    ),
+    "outer/gradient_variance": Metric("tr Σ, variance of one sample's gradient", "unbiased, likewise", "1"),
+    "outer/noise_scale": Metric(
+        "gradient noise scale tr Σ / |G|²", "averages over about 20 outer steps, divided afterwards", "samples"
+    ),
+    "outer/rollout_length": Metric("steps of the rollout, where its length adapts", "exact count", "steps"),
+    "outer/adaptive_divergence": Metric(
+        "what the rollout length follows", "mean over adaptive_batch.samples states, in outer steps that measure", ""
+    ),
+    "reference/age": Metric("mean age of the weights in the reference policy", "exact", "optimiser steps"),
+    "reference/age_samples": Metric("the same", "exact, at the rate of this outer step", "samples"),
+    "value/chosen_action": Metric(
+        "PQN: Q(s, a) of the action taken", "mean over samples and optimiser steps", "reward"
+    ),
+    "value/greedy_action": Metric("PQN: the largest Q(s, a)", "mean likewise", "reward"),
     "value/explained_variance": Metric(
         "1 - Var(return target - value) / Var(return target)",
         "over the rollout, with the values it was made with",
@@ -181,17 +229,16 @@ def _finite(value: Number) -> Number | None:
     return value if math.isfinite(value) else None
 
 
-def raw_rows(metrics: Mapping[str, np.ndarray], outer_steps: int, member: int | None = None) -> Iterator[dict]:
+def raw_rows(metrics: Mapping[str, np.ndarray], member: int | None = None) -> Iterator[dict]:
     """Rows of Python numbers from a chunk's metrics [K] or, for a member of a population, [seeds, K].
 
-    The uint32 pair steps_high, steps_low becomes the exact `steps`. Rows beyond `outer_steps` are left out.
+    The uint32 pair steps_high, steps_low becomes the exact `steps`. Rows that are not `valid` are left out.
     """
-    columns = {}
-    for name, values in metrics.items():
-        values = np.asarray(values)
-        columns[name] = (values if member is None else values[member])[:outer_steps].tolist()
+    arrays = {name: np.asarray(values) if member is None else values[member] for name, values in metrics.items()}
+    valid = arrays.pop("valid")
+    columns = {name: values[valid].tolist() for name, values in arrays.items()}
     high, low = columns.pop("steps_high"), columns.pop("steps_low")
-    for row in range(outer_steps):
+    for row in range(len(high)):
         yield {
             "steps": (int(high[row]) << 32) + int(low[row]),
             **{name: column[row] for name, column in columns.items()},

@@ -31,6 +31,7 @@ def train(config: Config, name: str) -> int:
     0 done, 1 failed, 75 stopped by a signal and resumable. Raises RunError where no record can be started. Its folders
     are `config.run.folder`/NAME-SEED-TIME.
     """
+    folders.source_of(config)
     return _run(config, name, folders.create(config, name), None)
 
 
@@ -48,11 +49,12 @@ def resume(run: str | Path) -> int:
     if checkpoint is None:
         _refuse_if_checkpoints_were_lost(members[0], config)
         console.print(f"{members[0]} has no checkpoint: it starts again from step 0")
-    elif checkpoint >= config.num_outer_steps and _is_complete(members, checkpoint, config):
+    elif _is_trained(members, checkpoint, config) and _is_complete(members, checkpoint, config):
         console.print(f"{members[0]} is finished ({config.actual_steps:,} steps): there is nothing to resume")
         return EXIT_DONE
     else:
-        console.print(f"{members[0]} goes on after outer step {checkpoint:,} of {config.num_outer_steps:,}")
+        most = f"{'at most ' if config.adapts else ''}{config.num_outer_steps:,}"
+        console.print(f"{members[0]} goes on after outer step {checkpoint:,} of {most}")
     return _run(config, members[0].name, members, checkpoint)
 
 
@@ -64,6 +66,21 @@ def _refuse_if_checkpoints_were_lost(member: Path, config: Config) -> None:
             f"{member} was trained for {trained:.0f} s and must have had checkpoints, but has none that is complete: "
             f"put {member / checkpoints.FOLDER} back, or start a new run"
         )
+
+
+def _is_trained(members: list[Path], checkpoint: int, config: Config) -> bool:
+    if not config.adapts:
+        return checkpoint >= config.num_outer_steps
+    # The number of outer steps is not known beforehand; the record, which may run ahead of the checkpoint, tells.
+    for member in members:
+        lines = records.read(member / records.METRICS_FILE)
+        if not any(int(line["outer_step"] or 0) <= checkpoint and _is_last(line, config) for line in lines):
+            return False
+    return True
+
+
+def _is_last(line: records.Line, config: Config) -> bool:
+    return int(line["steps"] or 0) >= config.actual_steps
 
 
 def _is_complete(members: list[Path], checkpoint: int, config: Config) -> bool:

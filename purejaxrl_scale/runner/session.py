@@ -7,6 +7,7 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,8 @@ class Session:
         self._resets: deque[tuple[int, int]] = deque(maxlen=_NAN_WINDOW)
         self._mirrors: list[WandbMirror] = []
         self.outer_step = 0
-        self.steps = 0
+        self.steps = 0  # of the member that has taken the fewest
+        self._member_steps = [0] * len(members)
         self.wall_seconds = 0.0
         self.saved_at: int | None = checkpoint  # outer step of the newest checkpoint
         self.closing_words: list[str] = []
@@ -59,7 +61,6 @@ class Session:
     def work(self) -> int:
         """Train until the end, or until a signal stops it."""
         with contextlib.ExitStack() as stack:
-            self._status.steps = (self._checkpoint or 0) * self._config.batch_size
             self._status.enter("preparing")
             self._display.refresh()
             jax.config.update("jax_default_matmul_precision", _precision(self._config))
@@ -82,26 +83,45 @@ class Session:
             for saver in self._savers:
                 stack.callback(saver.close)
             self._evaluate_jitted = evaluation.make_evaluate(trainer)
-            if self.outer_step < self._config.num_outer_steps:
+            if not self._is_finished:
                 chunk = self._compile(trainer, state)
                 state = self._loop(trainer, chunk, state)
-                if self.outer_step < self._config.num_outer_steps:
+                if not self._is_finished:
                     return EXIT_STOPPED
             # All is saved: from here on a signal may end the process at once.
             self._control.interruptible.set()
             self._finish(trainer, state)
             return EXIT_DONE
 
+    @property
+    def _is_finished(self) -> bool:
+        config = self._config
+        if config.adapts:
+            return self.steps >= config.actual_steps
+        return self.outer_step >= config.num_outer_steps
+
+    @property
+    def _most_left(self) -> int:
+        """Outer steps still to be taken; where lengths adapt the most there can be."""
+        config = self._config
+        if config.adapts:
+            return -(-(config.actual_steps - self.steps) // (config.environment.num_envs * config.shortest_rollout))
+        return config.num_outer_steps - self.outer_step
+
     def _start(self, trainer: Any) -> PyTree:
         """The state to train from: a new one, or the checkpoint's, with the record cut back to it."""
         seeds = range(self._config.seed, self._config.seed + self._config.seeds)
         keys = jnp.stack([jax.random.key(seed) for seed in seeds])
         state = trainer.init(keys if len(self._members) > 1 else keys[0])
+        source = folders.source_of(self._config)
+        if self._checkpoint is None and source is not None:
+            state = state._replace(learner=checkpoints.start_from(state.learner, source, self._seeds))
         if self._checkpoint is not None:
             restored = [checkpoints.restore(member, self._checkpoint) for member in self._members]
             state = checkpoints.from_host(state, checkpoints.stack([one.leaves for one in restored], self._seeds))
             self.outer_step = self._checkpoint
-            self.steps, self.wall_seconds = int(restored[0].meta["steps"]), float(restored[0].meta["wall_seconds"])
+            self._member_steps = [int(one.meta["steps"]) for one in restored]
+            self.steps, self.wall_seconds = min(self._member_steps), float(restored[0].meta["wall_seconds"])
             for recorder, one in zip(self._recorders, restored, strict=True):
                 recorder.pending = {name: list(sums) for name, sums in one.meta["pending"].items()}
         for member in self._members:
@@ -138,31 +158,32 @@ class Session:
 
     def _loop(self, trainer: Any, chunk: Callable, state: PyTree) -> PyTree:
         """Chunks, and what happens between them, until the end or a signal."""
-        config, total = self._config, self._config.num_outer_steps
+        config = self._config
         pace = Pace(config.run.chunk_seconds, trainer.chunk_limit)
         last_save, chunks, bookkeeping = time.monotonic(), 0, 0.0
         self._control.interruptible.clear()
-        while self.outer_step < total and not self._control.stopping:
-            outer_steps = pace.choose(min(total - self.outer_step, self._until_evaluation()))
-            profiled = config.run.profile and (chunks == 1 or (chunks == 0 and outer_steps == total))
+        while not self._is_finished and not self._control.stopping:
+            left = self._most_left
+            asked = pace.choose(min(left, self._until_evaluation()))
+            profiled = config.run.profile and (chunks == 1 or (chunks == 0 and asked == left))
             with jax.profiler.trace(str(self._members[0] / "profile")) if profiled else contextlib.nullcontext():
                 began = time.monotonic()
-                state, metrics = jax.block_until_ready(chunk(state, np.uint32(outer_steps)))
+                state, metrics = jax.block_until_ready(chunk(state, np.uint32(asked)))
                 seconds = time.monotonic() - began
-            pace.measure(outer_steps, seconds)
             began = time.monotonic()
             evaluated_before = self._evaluations_due()
             # The first chunk touches its memory for the first time and would spoil the rate.
-            self._record(jax.device_get(metrics), outer_steps, seconds, rated=chunks > 0 or outer_steps == total)
+            taken = self._record(jax.device_get(metrics), seconds, rated=chunks > 0 or asked == left)
+            pace.measure(taken, seconds)
             self._display.refresh()
             bookkeeping += time.monotonic() - began
             chunks += 1
             diverged = self._broken_physics()
-            if self._evaluations_due() > evaluated_before and self.outer_step < total and not diverged:
+            if self._evaluations_due() > evaluated_before and not self._is_finished and not diverged:
                 self._evaluate(state)
             since_save = time.monotonic() - last_save
             due = since_save >= config.checkpoint.every_seconds
-            if due or diverged or self._control.stopping or self.outer_step == total:
+            if due or diverged or self._control.stopping or self._is_finished:
                 self._save(state)
                 last_save = time.monotonic()
             if diverged:
@@ -175,43 +196,51 @@ class Session:
     def _until_evaluation(self) -> int:
         every, batch = self._config.evaluation.every_steps, self._config.batch_size
         if not every:
-            return self._config.num_outer_steps
+            return self._most_left
         return max(1, -(-((self.steps // every + 1) * every - self.steps) // batch))
 
     def _evaluations_due(self) -> int:
         every = self._config.evaluation.every_steps
         return self.steps // every if every else 0
 
-    def _record(self, metrics: Mapping[str, np.ndarray], outer_steps: int, seconds: float, rated: bool) -> None:
-        steps_before = self.steps
+    def _record(self, metrics: Mapping[str, np.ndarray], seconds: float, rated: bool) -> int:
+        """Write down what a chunk did; the number of outer steps it took."""
+        rows = [list(records.raw_rows(metrics, seed)) for seed in self._seeds]
+        taken = max(map(len, rows))
+        steps = [member_rows[-1]["steps"] if member_rows else None for member_rows in rows]
+        before, self._member_steps = (
+            self._member_steps,
+            [old if new is None else new for old, new in zip(self._member_steps, steps, strict=True)],
+        )
+        rate = (sum(self._member_steps) - sum(before)) / seconds
+        # A member whose run is over, as may be where lengths adapt, has no rows.
+        self.outer_step = max(member_rows[-1]["outer_step"] for member_rows in rows if member_rows)
+        self.steps = min(self._member_steps)
         per_member: list[list[records.Line]] = []
-        rows = [list(records.raw_rows(metrics, outer_steps, seed)) for seed in self._seeds]
-        rate = (rows[0][-1]["steps"] - steps_before) * len(self._members) / seconds
-        for recorder, member_rows in zip(self._recorders, rows, strict=True):
+        for recorder, member_rows, at in zip(self._recorders, rows, self._member_steps, strict=True):
             lines = []
             for index, row in enumerate(member_rows):
-                row["time/wall_seconds"] = self.wall_seconds + seconds * (index + 1) / outer_steps
+                row["time/wall_seconds"] = self.wall_seconds + seconds * (index + 1) / taken
                 if rated:
                     row["time/steps_per_second"] = rate / len(self._members)
                 lines.append(recorder.add(row))
-            self.outer_step = int(member_rows[-1]["outer_step"])
-            if self.outer_step == self._config.num_outer_steps:
+            if self._is_finished or (self._config.adapts and at >= self._config.actual_steps):
                 lines.append(recorder.flush())
             per_member.append([line for line in lines if line is not None])
         for member, lines in zip(self._members, per_member, strict=True):
             records.append(member / records.METRICS_FILE, lines)
-        self.steps = rows[0][-1]["steps"]
         self.wall_seconds += seconds
-        for at_once in zip(*rows, strict=True):
+        for at_once in zip_longest(*rows, fillvalue={}):
             nan_resets = sum(row.get("environment/nan_resets", 0) for row in at_once)
             self._resets.append((int(nan_resets), int(sum(row.get("environment/resets", 0) for row in at_once))))
-        for at_once in zip(*per_member, strict=True):
-            self._status.take_in(_mean_line(at_once))
+        for at_once in zip_longest(*per_member):
+            self._status.take_in(_mean_line(tuple(line for line in at_once if line is not None)))
         self._status.steps = self.steps
         if rated:
             self._status.steps_per_second = rate
-            left = self._config.num_outer_steps - self.outer_step
-            self._status.seconds_left = left * seconds / outer_steps
+            left = sum(self._config.actual_steps - steps for steps in self._member_steps)
+            self._status.seconds_left = max(0.0, left / max(rate, 1e-9))
+        return taken
 
     def _broken_physics(self) -> str:
         """Why the run must stop, or ""."""
@@ -228,10 +257,11 @@ class Session:
 
     def _save(self, state: PyTree) -> None:
         leaves = checkpoints.to_host(state)
-        for saver, seed, recorder in zip(self._savers, self._seeds, self._recorders, strict=True):
+        members = zip(self._savers, self._seeds, self._recorders, self._member_steps, strict=True)
+        for saver, seed, recorder, steps in members:
             # A copy: the recorder goes on while the checkpoint is written in the background.
             pending = {name: list(sums) for name, sums in recorder.pending.items()}
-            meta = {"steps": self.steps, "wall_seconds": self.wall_seconds, "pending": pending}
+            meta = {"steps": steps, "wall_seconds": self.wall_seconds, "pending": pending}
             saver.save(self.outer_step, checkpoints.member_leaves(leaves, seed), meta)
         self.saved_at = self.outer_step
 
@@ -242,10 +272,10 @@ class Session:
     def _evaluate(self, state: PyTree) -> None:
         self._enter("evaluating")
         learner = evaluation.on_one_device(state.learner)
-        for member, seed in zip(self._members, self._seeds, strict=True):
+        for member, seed, steps in zip(self._members, self._seeds, self._member_steps, strict=True):
             key = evaluation.evaluation_key(self._config.seed + (seed or 0))
             episodes = self._evaluate_jitted(evaluation.take_member(learner, seed), key)
-            lines = evaluation.summarise(episodes, self.steps, self.outer_step)
+            lines = evaluation.summarise(episodes, steps, self.outer_step)
             records.append(member / records.EVALUATIONS_FILE, lines)
         self._enter("")
 
@@ -257,7 +287,7 @@ class Session:
         seconds = max(self.wall_seconds, 1e-9)
         self.closing_words.append(
             f"trained {self.steps:,} steps in {duration(seconds)} "
-            f"({self.steps * len(self._members) / seconds:,.0f} steps a second)"
+            f"({sum(self._member_steps) / seconds:,.0f} steps a second)"
         )
         members = [records.read(member / records.EVALUATIONS_FILE) for member in self._members]
         for lines in zip(*(lines[-len(evaluation.MODES) :] for lines in members), strict=True):

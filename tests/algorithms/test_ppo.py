@@ -1,17 +1,14 @@
-"""PPO's losses by hand, and the gradient of a minibatch on one device and on eight."""
-
-from functools import partial
+"""PPO's losses by hand, with and without a reference policy, and its moments of advantages."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, PartitionSpec
 
+from purejaxrl_scale import hyperparameters
 from purejaxrl_scale.algorithms import ppo
-from purejaxrl_scale.config import AlgorithmConfig, Config, DevicesConfig, EnvironmentConfig, NetworkConfig
-from purejaxrl_scale.devices import DEVICE_AXIS
-from purejaxrl_scale.networks.distributions import Categorical
+from purejaxrl_scale.config import AlgorithmConfig, Config, ReferenceConfig
+from tests.algorithms.linear import linear_policy, make_batch
 
 
 @pytest.mark.parametrize(
@@ -72,126 +69,78 @@ def test_global_norm_and_not_elementwise_clipping():
     np.testing.assert_allclose(step["w"], [1.0, 1.0], rtol=1e-3)
 
 
-def test_advantages_are_normalised_over_all_devices():
-    mesh = jax.make_mesh((2,), (DEVICE_AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
-    spec = PartitionSpec(DEVICE_AXIS)
-    sharded = jax.shard_map(
-        lambda a: ppo.standardised(a, jnp.ones(a.shape, bool)), mesh=mesh, in_specs=spec, out_specs=spec
-    )
-    np.testing.assert_allclose(jax.jit(sharded)(jnp.array([0.0, 0.0, 2.0, 2.0])), [-1, -1, 1, 1], rtol=1e-5)
+def test_both_forms_of_the_decoupled_loss_agree():
+    """The released code's max(-A exp(new - beh), -A exp(clamp(new - ref) + ref - beh)), and weight x clipped ratio."""
+    rng = np.random.default_rng(1)
+    new, behaviour, reference, advantage = rng.normal(0, 0.5, (4, 200))
+    bounded = np.clip(new - reference, np.log(0.8), np.log(1.2))
+    released = np.maximum(-advantage * np.exp(new - behaviour), -advantage * np.exp(bounded + reference - behaviour))
+    arrays = [jnp.asarray(x, jnp.float32) for x in (new, behaviour, reference, advantage)]
+    np.testing.assert_allclose(-ppo.surrogate(*arrays, clip=0.2), released, rtol=2e-5, atol=1e-6)
 
 
-def test_invalid_samples_have_no_part_in_normalisation():
-    normal = ppo.standardised(jnp.array([0.0, 2.0, 1e9]), jnp.array([True, True, False]))
-    np.testing.assert_allclose(normal, [-1.0, 1.0, 0.0], rtol=1e-5)
+def test_penalised_objective_by_hand():
+    log_prob, behaviour = jnp.log(jnp.array([0.6, 0.2])), jnp.log(jnp.array([0.4, 0.4]))
+    value = ppo.penalised(log_prob, behaviour, jnp.array([0.1, 0.2]), jnp.array([2.0, -1.0]), coefficient=3.0)
+    np.testing.assert_allclose(value, [1.5 * 2 - 0.3, -0.5 - 0.6], rtol=1e-6)
+    capped = ppo.penalised(jnp.array([0.0]), jnp.array([-9.0]), jnp.zeros(1), jnp.ones(1), coefficient=1.0)
+    np.testing.assert_allclose(capped, [100.0], rtol=1e-5)
 
 
-def linear_policy(params, memory, observation, is_first):
-    """Two actions with logits (0, w · x) and the value v · x, so that gradients can be written down."""
-    logit = jnp.einsum("lbd,d->lb", observation, params["w"])
-    logits = jnp.stack([jnp.zeros_like(logit), logit], axis=-1)
-    return Categorical(logits), jnp.einsum("lbd,d->lb", observation, params["v"])
+@pytest.mark.parametrize("objective", ["clip", "kl_penalty"])
+def test_a_reference_equal_to_the_behaviour_policy_is_ordinary_ppo(objective, key):
+    """Loss and gradient of the decoupled objective, at other parameters than either, to 1e-6."""
+    behaviour, batch, _ = make_batch(64)
+    params = jax.tree.map(lambda leaf: leaf + 0.1, behaviour)
+    config = AlgorithmConfig(objective=objective)
+    numbers = hyperparameters.from_config(Config(algorithm=config))
+    keys = jax.random.split(key, (1, 64))
+
+    def total(params, reference):
+        return ppo.loss(linear_policy, config, numbers, params, reference, (), batch, keys)[0]
+
+    if objective == "clip":
+        ordinary, decoupled = total(params, None), total(params, behaviour)
+        slopes = [jax.grad(total)(params, reference) for reference in (None, behaviour)]
+    else:
+        # The penalty by hand: the exact KL of two choices with logits (0, w . x).
+        def by_hand(params):
+            unpenalised = ppo.loss(
+                linear_policy, config, numbers._replace(kl_coefficient=0.0), params, behaviour, (), batch, keys
+            )[0]
+            p, q = (jax.nn.sigmoid(batch.observation @ w) for w in (behaviour["w"], params["w"]))
+            kl = p * jnp.log(p / q) + (1 - p) * jnp.log((1 - p) / (1 - q))
+            return unpenalised + jnp.sum(jnp.where(batch.valid, kl, 0.0))
+
+        ordinary, decoupled = by_hand(params), total(params, behaviour)
+        slopes = [jax.grad(by_hand)(params), jax.grad(total)(params, behaviour)]
+    np.testing.assert_allclose(decoupled, ordinary, rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5), *slopes)
 
 
-def make_batch(size, seed=0):
-    rng = np.random.default_rng(seed)
-    observation = rng.normal(size=(1, size, 3))
-    action = rng.integers(0, 2, (1, size))
-    w, v = np.array([0.3, -0.2, 0.5]), np.array([0.1, 0.4, -0.3])
-    probability = 1 / (1 + np.exp(-observation @ w))
-    log_prob = np.log(np.where(action == 1, probability, 1 - probability))
-    advantage, target = rng.normal(size=(2, 1, size))
-    valid = rng.random((1, size)) < 0.8
-    batch = ppo.Batch(
-        observation=jnp.asarray(observation, jnp.float32),
-        action=jnp.asarray(action, jnp.int32),
-        log_prob=jnp.asarray(log_prob, jnp.float32),
-        value=jnp.asarray(observation @ v, jnp.float32),
-        advantage=jnp.asarray(advantage, jnp.float32),
-        target=jnp.asarray(target, jnp.float32),
-        valid=jnp.asarray(valid),
-        is_first=jnp.zeros((1, size), bool),
-    )
-    params = {"w": jnp.asarray(w, jnp.float32), "v": jnp.asarray(v, jnp.float32)}
-    # At ratio 1 the surrogate's gradient is A ∇log π, and the clipped value loss is the plain one.
-    mean, std = advantage[valid].mean(), advantage[valid].std()
-    normal = np.where(valid, (advantage - mean) / (std + 1e-8), 0)
-    entropy_slope = -probability * (1 - probability) * (observation @ w)
-    dlogit = -normal * (action - probability) - 0.01 * np.where(valid, entropy_slope, 0)
-    dvalue = 0.5 * np.where(valid, observation @ v - target, 0)
-    gradient = {
-        "w": np.einsum("lb,lbd->d", dlogit, observation) / valid.sum(),
-        "v": np.einsum("lb,lbd->d", dvalue, observation) / valid.sum(),
-    }
-    return params, batch, gradient
+def test_the_reference_moves_after_every_optimiser_step():
+    """Two steps by hand: the reference averages the parameters that they led to."""
+    params, _, _ = make_batch(8)
+    config = AlgorithmConfig(reference=ReferenceConfig(center_of_mass=9.0))
+    numbers = hyperparameters.from_config(Config(algorithm=config))
+    learnt = ppo.init(config, params)
+    seen = [params]
+    for _ in range(2):
+        learnt = ppo.optimiser_step(config, numbers, learnt, jax.tree.map(jnp.ones_like, params), jnp.float32(0.1))
+        seen.append(learnt.params)
+    np.testing.assert_allclose(learnt.reference.weight, 1 + 0.9 + 0.81, rtol=1e-6)
+    expected = (0.81 * seen[0]["w"] + 0.9 * seen[1]["w"] + seen[2]["w"]) / 2.71
+    np.testing.assert_allclose(learnt.reference.params["w"], expected, rtol=1e-5)
 
 
-NUMBERS = ppo.Coefficients(
-    clip=jnp.float32(0.2),
-    entropy_coefficient=jnp.float32(0.01),
-    value_coefficient=jnp.float32(0.5),
-    max_gradient_norm=jnp.float32(1e9),
-)
-
-
-@pytest.mark.parametrize(("count", "microbatch"), [(1, 0), (1, 16), (1, 24), (2, 5), (8, 0)])
-def test_the_gradient_of_a_minibatch_by_hand_on_any_number_of_devices(count, microbatch, key):
-    """Also as a sum of microbatches, of which the last is partial for 24 (of 64) and 5 (of 32)."""
-    params, batch, expected = make_batch(64)
-    mesh = jax.make_mesh((count,), (DEVICE_AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:count])
-
-    def of_shard(batch):
-        local = batch.log_prob.shape[1]
-        source = ppo.Source(jax.tree.map(lambda leaf: leaf[0], batch), (), local)
-        config = Config(algorithm=AlgorithmConfig(microbatch_size=microbatch))
-        rows = jnp.arange(local, dtype=jnp.int32)[None]
-        return ppo.minibatch_gradient(linear_policy, config, params, source, rows, NUMBERS, key)
-
-    sharded = jax.shard_map(
-        of_shard, mesh=mesh, in_specs=PartitionSpec(None, DEVICE_AXIS), out_specs=PartitionSpec(), check_vma=False
-    )
-    gradient, parts = jax.jit(sharded)(batch)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-6), gradient, expected)
-    assert float(parts["policy/clip_fraction"]) == 0.0
-    np.testing.assert_allclose(parts["policy/kl_k3"], 0.0, atol=1e-6)
-
-
-def shuffle_config(num_envs, rollout_length, minibatch_size, shards, segment=None):
-    return Config(
-        environment=EnvironmentConfig(num_envs=num_envs),
-        network=NetworkConfig(recurrent=segment is not None, segment_length=segment or 0),
-        algorithm=AlgorithmConfig(rollout_length=rollout_length, minibatch_size=minibatch_size),
-        devices=DevicesConfig(logical_shards=shards),
-    )
-
-
-@pytest.mark.parametrize("segment", [None, 4])
-def test_every_sample_once_an_epoch(key, segment):
-    config = shuffle_config(16, 8, 32, 4, segment)
-    rows = [np.asarray(ppo.minibatch_rows(config, key, jnp.uint32(m), 16)) for m in range(config.num_minibatches)]
-    assert all(row.shape == (segment or 1, 32 // (segment or 1)) for row in rows)
-    np.testing.assert_array_equal(np.sort(np.concatenate(rows, axis=None)), np.arange(16 * 8))
-    if segment:
-        steps, envs = rows[0] // 16, rows[0] % 16
-        assert np.all(envs == envs[0])
-        np.testing.assert_array_equal(steps, steps[0] + np.arange(4)[:, None])
-        assert np.all(steps[0] % 4 == 0)
-
-
-def test_minibatches_hold_the_same_samples_on_any_number_of_devices(key):
-    num_envs, length = 16, 8
-    config = shuffle_config(num_envs, length, 32, 8)
-    label = jnp.arange(length * num_envs).reshape(length, num_envs)
-    found = []
-    for count in (1, 2, 4, 8):
-        mesh = jax.make_mesh((count,), (DEVICE_AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:count])
-
-        def labels(local, count=count):
-            rows = ppo.minibatch_rows(config, key, jnp.uint32(1), num_envs // count)
-            return local.reshape(-1)[rows]
-
-        spec = PartitionSpec(None, DEVICE_AXIS)
-        sharded = jax.shard_map(labels, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-        found.append(np.asarray(jax.jit(sharded)(label)))
-    for other in found[1:]:
-        np.testing.assert_array_equal(other, found[0])
+def test_moments_of_advantages_by_hand():
+    """Batches of 4 and 2 valid samples at decay 0.5: weights 4 x 0.5 and 2."""
+    moments = ppo.init_advantage_moments()
+    first, second = jnp.array([[1.0, 3.0, 5.0, 7.0]]), jnp.array([[10.0, 20.0, 1e9]])
+    valid = jnp.array([[True, True, False]])
+    moments = ppo.update_advantage_moments(moments, first, jnp.ones((1, 4), bool), center_of_mass=1.0)
+    np.testing.assert_allclose(moments, [4.0, 4.0, 21.0])
+    moments = ppo.update_advantage_moments(moments, second, valid, center_of_mass=1.0)
+    np.testing.assert_allclose(moments, [4.0, (2 * 4 + 2 * 15) / 4, (2 * 21 + 2 * 250) / 4], rtol=1e-6)
+    alone = ppo.update_advantage_moments(moments, first, jnp.ones((1, 4), bool), center_of_mass=0.0)
+    np.testing.assert_allclose(alone, [4.0, 4.0, 21.0], rtol=1e-6)

@@ -108,11 +108,15 @@ def test_discounted_returns_carry_over_rollouts(split):
         total = 0.0 if e else total
     carry, found = jnp.zeros(1), []
     for part in (slice(0, split), slice(split, None)):
+        length = len(reward[part])
+        # Two rows more than were filled, which must not move what is carried on.
+        rest = np.zeros((2, 1))
         carry, returns = discounted_returns(
             carry,
-            jnp.asarray(reward[part, None], jnp.float32),
-            jnp.asarray(ended[part, None]),
+            jnp.asarray(np.concatenate([reward[part, None], rest]), jnp.float32),
+            jnp.asarray(np.concatenate([ended[part, None], rest.astype(bool)])),
             jnp.float32(0.9),
+            length,
         )
-        found.append(returns)
+        found.append(returns[:length])
     np.testing.assert_allclose(np.concatenate(found)[:, 0], expected, rtol=1e-6)

@@ -118,6 +118,7 @@ class ToyTrainer:
         )
         odd = state.outer_step % 2 == 1  # only in odd outer steps does an episode end
         return state, {
+            "valid": jnp.array(True),
             "steps_low": state.steps_low,
             "steps_high": state.steps_high,
             "outer_step": state.outer_step,

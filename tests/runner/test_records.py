@@ -14,33 +14,35 @@ def pair(*totals):
         "steps_high": np.array([total >> 32 for total in totals], np.uint32),
         "steps_low": np.array([total & 0xFFFFFFFF for total in totals], np.uint32),
         "outer_step": np.arange(1, len(totals) + 1, dtype=np.uint32),
+        "valid": np.ones(len(totals), bool),
     }
 
 
 @pytest.mark.parametrize("total", [2**31 - 1 + 2**20 * 16 + 0, 2_164_260_863, 1_048_576 * 2_048, 2**32, 10**12 + 1])
 def test_steps_are_exact_beyond_31_bits(total, tmp_path):
-    (row,) = records.raw_rows(pair(total), 1)
+    (row,) = records.raw_rows(pair(total))
     line = records.Recorder(1).add(row)
     records.append(tmp_path / "metrics.jsonl", [line])
     assert records.read(tmp_path / "metrics.jsonl")[0]["steps"] == total
 
 
 def test_one_more_outer_step_over_the_31_bit_boundary():
-    rows = list(records.raw_rows(pair(2**31 - 1, 2**31 - 1 + 2**20 * 16), 2))
+    rows = list(records.raw_rows(pair(2**31 - 1, 2**31 - 1 + 2**20 * 16)))
     assert [row["steps"] for row in rows] == [2_147_483_647, 2_164_260_863]
 
 
 @given(st.integers(0, 2**63 - 1))
 def test_every_pair_is_its_integer(total):
-    (row,) = records.raw_rows(pair(total), 1)
+    (row,) = records.raw_rows(pair(total))
     assert row["steps"] == total
 
 
 def test_rows_beyond_the_chunk_are_left_out_and_members_are_told_apart():
     metrics = {name: np.stack([values, values]) for name, values in pair(32, 64, 999).items()}
-    metrics["loss/total"] = np.array([[1, 2, np.nan], [3, 4, np.nan]], np.float32)
-    assert [row["loss/total"] for row in records.raw_rows(metrics, 2, 0)] == [1, 2]
-    assert [row["loss/total"] for row in records.raw_rows(metrics, 2, 1)] == [3, 4]
+    metrics["valid"] = np.array([[True, True, False], [True, False, False]])
+    metrics["loss/total"] = np.array([[1, 2, np.nan], [3, np.nan, np.nan]], np.float32)
+    assert [row["loss/total"] for row in records.raw_rows(metrics, 0)] == [1, 2]
+    assert [row["loss/total"] for row in records.raw_rows(metrics, 1)] == [3]
 
 
 def raw(step, count, total, loss=0.0):

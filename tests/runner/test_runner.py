@@ -56,11 +56,12 @@ def signal_after(monkeypatch):
 
         def recording(self, *arguments, **options):
             before = self.outer_step
-            record(self, *arguments, **options)
+            taken = record(self, *arguments, **options)
             if before < step <= self.outer_step:
                 os.kill(os.getpid(), number)
                 # The handler runs in the main thread; wait for it, so that the test does not depend on timing.
                 self._control.stop.wait(10)
+            return taken
 
         monkeypatch.setattr(Session, "_record", recording)
 

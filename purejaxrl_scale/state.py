@@ -1,0 +1,99 @@
+"""The training state: everything needed to go on."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from purejaxrl_scale import counters
+from purejaxrl_scale.algorithms import ppo, pqn
+from purejaxrl_scale.algorithms.inner_loop import Learnt
+from purejaxrl_scale.algorithms.ppo import AdvantageMoments
+from purejaxrl_scale.config import Config
+from purejaxrl_scale.counters import Counter
+from purejaxrl_scale.environments import autoreset
+from purejaxrl_scale.environments.autoreset import Start
+from purejaxrl_scale.environments.interface import PyTree
+from purejaxrl_scale.environments.statistics import Moments, init_moments
+from purejaxrl_scale.hyperparameters import Hyperparameters
+from purejaxrl_scale.outer_loop import adaptive_batch, noise_scale
+from purejaxrl_scale.outer_loop.adaptive_batch import AdaptiveBatch
+from purejaxrl_scale.outer_loop.noise_scale import NoiseScale
+from purejaxrl_scale.rollout import Actors, Simulation, init_actors
+
+
+class Learner(NamedTuple):
+    """What is learnt: the same on every device."""
+
+    learnt: Learnt
+    observation_moments: Moments | tuple[()]  # () where observations are not normalised
+    return_moments: Moments | tuple[()]  # () where rewards are not normalised
+    advantage_moments: AdvantageMoments | tuple[()]  # () where each minibatch has its own
+
+    @property
+    def params(self) -> PyTree:
+        """The network's parameters."""
+        return self.learnt.params
+
+
+class OuterLoop(NamedTuple):
+    """What the outer loop remembers from one step to the next; () for what is off."""
+
+    adaptive_batch: AdaptiveBatch | tuple[()]
+    snapshot: PyTree  # the parameters at the last measurement, where the divergence spans the time since
+    noise_scale: NoiseScale | tuple[()]
+    last_step: PyTree  # the last outer step in parameter space
+
+
+class TrainState(NamedTuple):
+    """Everything needed to go on."""
+
+    key: jax.Array  # key[], the run's; never changes
+    outer_step: jax.Array  # u32[]
+    steps: Counter  # environment steps taken
+    hyperparameters: Hyperparameters
+    learner: Learner
+    outer_loop: OuterLoop
+    pool: Start | tuple[()]  # starts sampled beforehand, [K, ...]
+    actors: Actors  # sharded over devices
+
+
+def init_state(simulation: Simulation, key: jax.Array, hyperparameters: Hyperparameters, num_local: int) -> TrainState:
+    """The state before the first outer step; on each device its own share of the environments."""
+    config, environment = simulation.config, simulation.environment
+    network_key, pool_key, actors_key = jax.random.split(jax.random.fold_in(key, jnp.uint32(0xFFFFFFFF)), 3)
+    pool = autoreset.sample_pool(environment, config.environment.autoreset, pool_key, config.environment.pool_size)
+    actors = init_actors(simulation, pool, actors_key, num_local)
+    example = jax.tree.map(lambda leaf: leaf[0], actors.start.observation)
+    params = simulation.network.init(network_key, example)
+    learner = Learner(
+        pqn.init(params) if config.algorithm.name == "pqn" else ppo.init(config.algorithm, params),
+        init_moments(example) if config.environment.observation_normalisation else (),
+        init_moments(0.0) if config.environment.reward_normalisation else (),
+        ppo.init_advantage_moments() if config.algorithm.advantage_center_of_mass is not None else (),
+    )
+    state = TrainState(
+        key=key,
+        outer_step=jnp.uint32(0),
+        steps=counters.init(),
+        hyperparameters=hyperparameters,
+        learner=learner,
+        outer_loop=init_outer_loop(config, params),
+        pool=pool,
+        actors=actors,
+    )
+    # A weakly typed leaf would change type in the first outer step, and the chunk would compile twice.
+    return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype), state)
+
+
+def init_outer_loop(config: Config, params: PyTree) -> OuterLoop:
+    """An outer loop that has seen nothing yet."""
+    adaptive, monitors = config.algorithm.adaptive_batch, config.monitors
+    return OuterLoop(
+        adaptive_batch=adaptive_batch.init(adaptive) if config.adapts else (),
+        snapshot=params if config.adapts and adaptive.span == "interval" else (),
+        noise_scale=noise_scale.init() if monitors.noise_scale else (),
+        last_step=jax.tree.map(jnp.zeros_like, params) if monitors.outer_step else (),
+    )
