@@ -2,6 +2,7 @@
 
 An experiment file has a docstring, `CONFIG = Config(...)` and, if it likes, `PRESETS`: named sets of overrides by
 dotted field names, such as `{"cpu": {"environment.num_envs": 64}}`. It imports nothing but `purejaxrl_scale.config`.
+Scripts that draw figures stand beside them; they set no CONFIG.
 """
 
 from __future__ import annotations
@@ -55,15 +56,21 @@ def folder() -> Path:
 
 
 def names() -> list[str]:
-    """All named experiments, the quickstart first."""
-    found = sorted(path.stem for path in folder().glob("*.py") if not path.stem.startswith("_"))
+    """All named experiments, the quickstart first. Files that set no CONFIG, such as figure scripts, are none."""
+    # The text decides: an import would load matplotlib for a figure script, and trip over one broken file.
+    found = sorted(path.stem for path in _files() if re.search(rb"^CONFIG\b", path.read_bytes(), re.MULTILINE))
     return sorted(found, key=lambda name: name != QUICKSTART)
+
+
+def _files() -> list[Path]:
+    return [path for path in folder().glob("*.py") if path.is_file() and not path.stem.startswith("_")]
 
 
 def find_experiment(name: str) -> Experiment:
     """The experiment of a name, or of a path to a user's own file.
 
-    Raises ConfigError where it does not exist, naming its neighbours, or where its file does not build a Config.
+    Raises ConfigError where it does not exist, naming its neighbours; where it is a figure script, saying how to run
+    that; or where its file does not build a Config.
     """
     if name.endswith(".py") or os.sep in name:
         if not os.path.isfile(name):
@@ -71,6 +78,11 @@ def find_experiment(name: str) -> Experiment:
         return _read(Path(name).stem, Path(name))
     known = names()
     if name not in known:
+        scripts = {path.stem: os.path.relpath(path) for path in _files()}
+        if name in scripts:
+            raise ConfigError(
+                [f"{name} is a figure script, not an experiment: run it with `uv run python {scripts[name]}`"]
+            )
         hint = did_you_mean(name, known)
         if os.path.isfile(f"{name}.py"):
             hint = f"did you mean the file ./{name}.py?"

@@ -76,8 +76,11 @@ def test_nothing_under_train_knows_the_outside():
 
 
 def test_experiments_import_only_the_config():
+    """So that they are listed and refused without JAX. Figure scripts, which set no CONFIG, are programs of their own."""
     for path in (PACKAGE.parent / "experiments").glob("*.py"):
-        assert all(name.startswith("purejaxrl_scale.config.") for name in imports(path)), path
+        if any(line.startswith("CONFIG") for line in path.read_text().splitlines()):
+            for name in imports(path):
+                assert name.startswith("purejaxrl_scale.config."), f"{path} imports {name}"
 
 
 def test_the_top_level_is_small():
