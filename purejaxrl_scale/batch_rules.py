@@ -29,7 +29,7 @@ def broken_batch_rules(config: Config) -> list[str]:
     if min(numbers) < 1 or max(numbers) >= _INDEX_LIMIT:
         return []
     of_lengths = (_adaptive_minibatches,) if config.adapts else (_segments, _minibatches)
-    rules = (_devices, _environments, *of_lengths, _microbatches, _indices)
+    rules = (_devices, _environments, *of_lengths, _single_samples, _microbatches, _indices)
     return [fault for rule in rules for fault in rule(config)]
 
 
@@ -92,11 +92,6 @@ def _minibatches(config: Config) -> Iterator[str]:
             f"algorithm.minibatch_size must divide the batch: {size:,} does not divide {shape}; "
             f"nearest legal num_envs: {_or(_legal_num_envs(config))}, or {sizes}"
         )
-    if size == 1 and config.algorithm.normalise_advantages:
-        yield (
-            "algorithm.normalise_advantages needs at least 2 samples in a minibatch: algorithm.minibatch_size is 1; "
-            "the nearest legal value is 2"
-        )
 
 
 def _adaptive_minibatches(config: Config) -> Iterator[str]:
@@ -105,7 +100,7 @@ def _adaptive_minibatches(config: Config) -> Iterator[str]:
     samples, unit = num_envs * length, config.devices.logical_shards * _legal_segment(config)
     shape = f"environment.num_envs {num_envs:,} x algorithm.adaptive_batch.minimum {length:,} = {samples:,} samples"
     legal = (unit * divisor for divisor in divisors(samples // unit)) if samples % unit == 0 else ()
-    sizes = neighbours(size, legal)
+    sizes = neighbours(size, (one for one in legal if one >= _fewest_samples(config)))
     advice = f"nearest legal minibatch_size: {_or(sizes)}" if sizes else "no minibatch_size is legal with these numbers"
     if size % unit:
         yield (
@@ -118,6 +113,18 @@ def _adaptive_minibatches(config: Config) -> Iterator[str]:
         yield f"algorithm.minibatch_size must divide the shortest batch: {size:,} does not divide {shape}; {advice}"
 
 
+def _single_samples(config: Config) -> Iterator[str]:
+    if config.algorithm.minibatch_size < _fewest_samples(config):
+        yield (
+            "algorithm.normalise_advantages needs at least 2 samples in a minibatch: algorithm.minibatch_size is 1; "
+            "the nearest legal value is 2"
+        )
+
+
+def _fewest_samples(config: Config) -> int:
+    return 2 if config.algorithm.name == "ppo" and config.algorithm.normalise_advantages else 1
+
+
 def _indices(config: Config) -> Iterator[str]:
     num_envs, length, shards = (
         config.environment.num_envs,
@@ -126,10 +133,11 @@ def _indices(config: Config) -> Iterator[str]:
     )
     if num_envs * length >= _INDEX_LIMIT:
         most = _INDEX_LIMIT - 1
-        largest = {"rollout_length": most // num_envs, "num_envs": most // length // shards * shards}
+        name_of_length = "adaptive_batch.maximum" if config.adapts else "rollout_length"
+        largest = {name_of_length: most // num_envs, "num_envs": most // length // shards * shards}
         yield (
             f"a batch must have fewer than 2^31 samples, as indices are int32: environment.num_envs {num_envs:,} x "
-            f"algorithm.rollout_length {length:,} = {num_envs * length:,}; the largest legal: "
+            f"algorithm.{name_of_length} {length:,} = {num_envs * length:,}; the largest legal: "
             f"{_or([f'{name} {value:,}' for name, value in largest.items() if value >= 1])}"
         )
 
@@ -147,14 +155,13 @@ def _legal_minibatch_sizes(config: Config) -> list[str]:
     if config.batch_size % unit:
         return []
     sizes = (unit * divisor for divisor in divisors(config.batch_size // unit))
-    least = 2 if config.algorithm.normalise_advantages else 1
-    return neighbours(config.algorithm.minibatch_size, (size for size in sizes if size >= least))
+    return neighbours(config.algorithm.minibatch_size, (size for size in sizes if size >= _fewest_samples(config)))
 
 
 def _legal_segment(config: Config) -> int:
     """The segment length; 1 for an illegal one, which is refused on its own and should not taint other advice."""
     segment = config.segment_length
-    return segment if config.adapts or config.algorithm.rollout_length % segment == 0 else 1
+    return segment if config.shortest_rollout % segment == 0 else 1
 
 
 def divisors(number: int) -> Iterator[int]:

@@ -1,4 +1,8 @@
-"""Steps a second, three ways: the environment with random actions, with the policy, and with learning."""
+"""Steps a second, three ways: the environment with random actions, with the policy, and with learning.
+
+Where the rollout length adapts, learning is also measured at both ends of it, by the one program for all lengths and by
+a program of each length's own.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,13 @@ import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
-from purejaxrl_scale.config import Config
+from purejaxrl_scale import counters
+from purejaxrl_scale.config import AdaptiveBatchConfig, Config
 from purejaxrl_scale.environments import autoreset
 from purejaxrl_scale.environments.autoreset import Start
 from purejaxrl_scale.environments.interface import ActionSpace, Discrete, MultiDiscrete, PyTree
+from purejaxrl_scale.outer_loop import adaptive_batch
+from purejaxrl_scale.outer_loop.adaptive_batch import AdaptiveBatch
 from purejaxrl_scale.rollout import Actors, Simulation, collect, environment_keys
 from purejaxrl_scale.state import TrainState
 from purejaxrl_scale.train import Trainer, make_train
@@ -104,7 +111,7 @@ def measure(config: Config, *, textbook: bool = False, seconds: float = 5.0) -> 
     cases = [
         _case("environment", config, trainer, _environment_only(trainer)),
         _case("+ policy", config, trainer, _with_policy(trainer)),
-        _training_case("+ learning", trainer),
+        *(_adaptive_cases(trainer) if config.adapts else [_training_case("+ learning", trainer)]),
     ]
     if textbook:
         shuffled = replace(config, algorithm=replace(config.algorithm, shuffle="permutation"))
@@ -171,6 +178,56 @@ def _training_case(name: str, trainer: Trainer) -> _Case:
     return _compiled_case(name, lowered, state, trainer.config.batch_size, begin, wants_length=True)
 
 
+def _adaptive_cases(trainer: Trainer) -> list[_Case]:
+    """Learning at lengths that move from end to end and at each end, under one compile; and fixed at each end."""
+    shortest, longest = trainer.config.shortest_rollout, trainer.config.longest_rollout
+    moving = [shortest + (longest - shortest) * part // 12 for part in range(13)]
+    whole = _training_case("+ learning", trainer)
+    cases = []
+    for name, lengths in (
+        (f"+ learning, {shortest} to {longest} steps", moving),
+        (f"+ learning, {shortest} steps", [shortest]),
+        (f"+ learning, {longest} steps", [longest]),
+    ):
+        steps = trainer.config.environment.num_envs * sum(lengths)
+        # The state is donated, so each case needs one of its own.
+        state = trainer.init(jax.random.key(trainer.config.seed))
+        cases.append(replace(whole, name=name, call=_at_lengths(whole.call, lengths), state=state, steps=steps))
+    for length in (shortest, longest):
+        cases.append(_training_case(f"fixed length {length}", make_train(_at_one_length(trainer.config, length))))
+    return cases
+
+
+def _at_lengths(call: Callable, lengths: list[int]) -> Callable:
+    def run(state: TrainState) -> TrainState:
+        for length in lengths:
+            adaptive = state.outer_loop.adaptive_batch
+            assert isinstance(adaptive, AdaptiveBatch)
+            adaptive = adaptive._replace(length=jnp.float32(length))
+            state = call(state._replace(outer_loop=state.outer_loop._replace(adaptive_batch=adaptive)))
+        return state
+
+    return run
+
+
+def _at_one_length(config: Config, length: int) -> Config:
+    """The same epochs and minibatches as at that length, in a program that knows no other."""
+    algorithm = config.algorithm
+    adaptive = algorithm.adaptive_batch
+    size = algorithm.minibatch_size
+    if adaptive.minibatches == "fixed_count":
+        size = size * length // config.shortest_rollout
+    epochs = int(adaptive_batch.epochs(jnp.uint32(length), adaptive, algorithm.epochs))
+    fixed = replace(
+        algorithm,
+        rollout_length=length,
+        minibatch_size=size,
+        epochs=epochs,
+        adaptive_batch=AdaptiveBatchConfig(),
+    )
+    return replace(config, algorithm=fixed)
+
+
 def _compiled_case(name, lowered, state, steps: int, begin: float, *, wants_length: bool) -> _Case:
     traced = time.perf_counter()
     compiled = lowered.compile()
@@ -181,6 +238,8 @@ def _compiled_case(name, lowered, state, steps: int, begin: float, *, wants_leng
     )
 
     def call(state):
+        # A run that has come to its end would take no more steps.
+        state = state._replace(steps=counters.init())
         result = compiled(state, jnp.uint32(1)) if wants_length else compiled(state)
         jax.block_until_ready(result)
         return result if isinstance(result, TrainState) else result[0]

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from purejaxrl_scale.config import Config, problems
-from purejaxrl_scale.config_io import ConfigError, Field, fields, override, replace
+from purejaxrl_scale.config_io import ConfigError, Field, fields, override
 from purejaxrl_scale.flags import PRESET, read_flags
 from purejaxrl_scale.header import header
 from purejaxrl_scale.named_experiments import QUICKSTART, Experiment, find_experiment, names
@@ -103,6 +103,8 @@ def _bench(arguments: list[str]) -> int:
     seconds = options.get("seconds", 5.0)
     if seconds <= 0:
         raise ConfigError([f"--seconds must be greater than 0: it is {seconds:g}"])
+    if options.get("textbook") and chosen.config.adapts:
+        raise ConfigError(["--textbook needs rollouts of one length: set algorithm.adaptive_batch.driver none"])
     _check_devices(chosen.config)
     from purejaxrl_scale import bench
 
@@ -233,7 +235,7 @@ def _choose(arguments: list[str], command: str, options: Mapping[Field, str] | N
         config = resolved(config)
         broken = problems(config)
     except ConfigError as fault:
-        broken = fault.problems + problems(replace(config, {"scaling.num_envs": 0}))
+        broken = fault.problems + problems(config)
     faults += [sentence for sentence in broken if not _named_in([sentence]) & unread]
     if faults:
         raise ConfigError(faults)

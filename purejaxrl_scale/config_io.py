@@ -145,7 +145,7 @@ def _optional_real(field: Field, value: object) -> float | None:
         return None
     number = _decimal(value)
     if number is None or not math.isfinite(float(number)):
-        raise ValueError(f"{field.name} takes a finite number or none: {value!r} is neither")
+        raise ValueError(f"{field.name} takes a number or none: {value!r} is neither")
     return float(number)
 
 
@@ -154,9 +154,10 @@ def _decimal(value: object) -> Decimal | None:
         return None
     try:
         # By way of repr, so that the float 0.1 is the decimal 0.1 and comes back as the same float.
-        return Decimal(value if isinstance(value, str) else repr(value))
+        number = Decimal(value if isinstance(value, str) else repr(value))
     except InvalidOperation:
         return None
+    return None if number.is_nan() else number
 
 
 def get(config: Config, name: str) -> Any:

@@ -79,9 +79,12 @@ def _scaled(config: Config, unscaled: Config) -> str:
     before, after = unscaled.algorithm, config.algorithm
     parts = [
         f"{unscaled.environment.num_envs:,} -> {config.environment.num_envs:,} environments by {config.scaling.recipe}",
-        f"minibatches of {before.minibatch_size:,} -> {after.minibatch_size:,}",
+        f"{unscaled.num_minibatches:,} -> {config.num_minibatches:,} minibatches of {before.minibatch_size:,} -> "
+        f"{after.minibatch_size:,}",
         f"learning rate {before.learning_rate:g} -> {after.learning_rate:g}",
     ]
     if before.reference.center_of_mass is not None and after.reference.center_of_mass is not None:
         parts.append(f"centre of mass {before.reference.center_of_mass:g} -> {after.reference.center_of_mass:g}")
+    if before.advantage_center_of_mass is not None and after.advantage_center_of_mass is not None:
+        parts.append(f"of advantages {before.advantage_center_of_mass:g} -> {after.advantage_center_of_mass:g}")
     return ", ".join(parts)

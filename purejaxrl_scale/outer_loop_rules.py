@@ -8,22 +8,23 @@ from purejaxrl_scale import changes
 from purejaxrl_scale.batch_rules import divisors, multiples_around, neighbours
 from purejaxrl_scale.config import Config
 from purejaxrl_scale.config_io import fields, get
+from purejaxrl_scale.ranges import RANGES
 
 
-def broken_outer_loop_rules(config: Config, ranges: dict) -> list[str]:
-    """One sentence for each broken rule; `ranges` are the legal values of numbers by field."""
-    rules = [*_changes(config, ranges), *_moments(config), *_exploration(config)]
+def broken_outer_loop_rules(config: Config) -> list[str]:
+    """One sentence for each broken rule."""
+    rules = [*_changes(config), *_moments(config), *_exploration(config)]
     return rules + (list(_adaptive(config)) if config.adapts else [])
 
 
-def _changes(config: Config, ranges: dict) -> Iterator[str]:
+def _changes(config: Config) -> Iterator[str]:
     for text in config.changes:
         try:
             change = changes.parse(text)
         except ValueError as fault:
             yield str(fault)
             continue
-        fault = ranges[change.field].fault(f"changes: {change.field}", change.value)
+        fault = RANGES[change.field].fault(f"changes: {change.field}", change.value)
         if fault:
             yield fault
         if get(config, change.field) is None:
@@ -101,6 +102,8 @@ def _lengths(config: Config) -> Iterator[str]:
         return
     segment = config.network.segment_length
     if segment == 0:
+        if options.minimum == options.maximum == config.algorithm.rollout_length:
+            return
         yield (
             "network.segment_length must be set where the rollout length adapts, since gradients reach back a fixed "
             f"number of steps: it is 0; {prefix}.multiple is {options.multiple:,}"

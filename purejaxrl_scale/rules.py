@@ -6,113 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from purejaxrl_scale.batch_rules import broken_batch_rules, neighbours
 from purejaxrl_scale.config import Config
 from purejaxrl_scale.config_io import get
 from purejaxrl_scale.environments import catalogue, kinetix_catalogue
 from purejaxrl_scale.outer_loop_rules import adaptive_fields, broken_outer_loop_rules
+from purejaxrl_scale.ranges import RANGES, WIDTH
 
 _SEEDS = 2**32  # without 64-bit mode JAX cuts a seed to 32 bits, so larger ones would repeat smaller ones
 
 
-class Range(NamedTuple):
-    """Legal values of a number; an open end is excluded."""
-
-    low: float | None = None
-    high: float | None = None
-    low_open: bool = False
-    high_open: bool = False
-
-    def fault(self, name: str, value: float) -> str | None:
-        """The sentence that refuses a value, or None."""
-        if self.low is not None and (value < self.low or (self.low_open and value == self.low)):
-            if self.low_open:
-                return f"{name} must be greater than {self.low:g}: it is {value:,}"
-            return f"{name} must be at least {self.low:g}: it is {value:,}; the nearest legal value is {self.low:g}"
-        if self.high is not None and (value > self.high or (self.high_open and value == self.high)):
-            if self.high_open:
-                return f"{name} must be less than {self.high:g}: it is {value:,}"
-            return f"{name} must be at most {self.high:,}: it is {value:,}; the nearest legal value is {self.high:,}"
-        return None
-
-
 TRANSFORMER_HEADS = (4, 8, 16)
-
-# Sizes and counts are 32-bit integers once compiled; memory and disk give out long before.
-_COUNT = Range(low=1, high=2**31 - 1)
-_SIZE = Range(low=0, high=2**31 - 1)
-_WIDTH = Range(low=1, high=2**16)
-_NOT_NEGATIVE = Range(low=0)
-_POSITIVE = Range(low=0, low_open=True)
-_SHARE = Range(low=0, high=1)
-
-RANGES: dict[str, Range] = {
-    "seed": _NOT_NEGATIVE,
-    # Each member has a record of its own.
-    "seeds": Range(low=1, high=4096),
-    "total_steps": Range(low=1, high=2**63 - 1),
-    "environment.num_envs": _COUNT,
-    "environment.dense_reward_scale": _NOT_NEGATIVE,
-    "environment.num_tasks": _SIZE,
-    "environment.episode_length": _COUNT,
-    "environment.action_repeat": _COUNT,
-    "environment.pool_size": _COUNT,
-    "environment.reward_scale": _POSITIVE,
-    "environment.reward_clip": _POSITIVE,
-    "environment.max_nan_fraction": _SHARE,
-    "network.blocks": Range(low=0, high=1000),
-    "network.hidden_size": _WIDTH,
-    "network.segment_length": _SIZE,
-    "network.transformer_layers": _COUNT,
-    "network.transformer_width": _WIDTH,
-    "network.transformer_heads": _COUNT,
-    "algorithm.rollout_length": _COUNT,
-    "algorithm.minibatch_size": _COUNT,
-    "algorithm.microbatch_size": _SIZE,
-    "algorithm.epochs": _COUNT,
-    "algorithm.learning_rate": _POSITIVE,
-    "algorithm.warmup_fraction": Range(low=0, high=1, high_open=True),
-    "algorithm.adam_epsilon": _POSITIVE,
-    "algorithm.clip": _NOT_NEGATIVE,
-    "algorithm.discount": _SHARE,
-    "algorithm.trace_decay": _SHARE,
-    "algorithm.entropy_coefficient": _NOT_NEGATIVE,
-    "algorithm.value_coefficient": _NOT_NEGATIVE,
-    "algorithm.max_gradient_norm": _POSITIVE,
-    "algorithm.kl_coefficient": _NOT_NEGATIVE,
-    "algorithm.advantage_center_of_mass": _NOT_NEGATIVE,
-    "algorithm.exploration_start": _SHARE,
-    "algorithm.exploration_end": _SHARE,
-    "algorithm.exploration_fraction": Range(low=0, high=1, low_open=True),
-    "algorithm.reference.center_of_mass": _NOT_NEGATIVE,
-    "algorithm.adaptive_batch.minimum": _COUNT,
-    "algorithm.adaptive_batch.maximum": _COUNT,
-    "algorithm.adaptive_batch.low": _POSITIVE,
-    "algorithm.adaptive_batch.high": _POSITIVE,
-    "algorithm.adaptive_batch.every": _COUNT,
-    "algorithm.adaptive_batch.window": Range(low=1, high=2**20),
-    "algorithm.adaptive_batch.burn_in": _COUNT,
-    "algorithm.adaptive_batch.smoothing": Range(low=0, high=1, low_open=True),
-    "algorithm.adaptive_batch.samples": _SIZE,
-    "algorithm.adaptive_batch.multiple": _COUNT,
-    "algorithm.adaptive_batch.epochs_length": _COUNT,
-    "algorithm.adaptive_batch.minimum_epochs": _COUNT,
-    "scaling.num_envs": _SIZE,
-    "scaling.size_factor": _COUNT,
-    "monitors.samples": _SIZE,
-    "evaluation.every_steps": _NOT_NEGATIVE,
-    "evaluation.num_envs": Range(low=1, high=2**20),
-    "evaluation.episodes": Range(low=1, high=2**20),
-    "evaluation.max_steps": _SIZE,
-    "checkpoint.every_seconds": _POSITIVE,
-    "checkpoint.keep": _COUNT,
-    "devices.count": _NOT_NEGATIVE,
-    "devices.logical_shards": _COUNT,
-    "run.chunk_seconds": _POSITIVE,
-    "run.log_every": _COUNT,
-}
 
 
 def broken_rules(config: Config) -> list[str]:
@@ -121,9 +27,10 @@ def broken_rules(config: Config) -> list[str]:
         *_out_of_range(config),
         *_unknown_names(config),
         *_unused_options(config),
+        *_unused_changes(config),
         *_misfits(config),
         *broken_batch_rules(config),
-        *broken_outer_loop_rules(config, RANGES),
+        *broken_outer_loop_rules(config),
     ]
 
 
@@ -134,7 +41,7 @@ def _out_of_range(config: Config) -> Iterator[str]:
         if fault:
             yield fault
     for name, widths in (("widths", config.network.widths), ("channels", config.network.channels)):
-        yield from filter(None, (_WIDTH.fault(f"each of network.{name}", width) for width in widths))
+        yield from filter(None, (WIDTH.fault(f"each of network.{name}", width) for width in widths))
     if len(config.network.channels) != 3:
         yield f"network.channels are of three convolutions: there are {len(config.network.channels)}"
     if config.network.blocks and not config.network.widths:
@@ -259,7 +166,14 @@ _NEEDS: dict[str, tuple[Callable[[Config], bool], str]] = {
         "algorithm.reference.center_of_mass",
     ),
     **dict.fromkeys(adaptive_fields(), (lambda config: config.adapts, "algorithm.adaptive_batch.driver")),
-    "scaling.recipe": (lambda config: config.scaling.num_envs > 0, "scaling.num_envs"),
+    **dict.fromkeys(
+        ["algorithm.adaptive_batch.epochs_length", "algorithm.adaptive_batch.minimum_epochs"],
+        (
+            lambda config: config.adapts and config.algorithm.adaptive_batch.epochs == "proportional",
+            "algorithm.adaptive_batch.driver and epochs proportional",
+        ),
+    ),
+    "scaling.recipe": (lambda config: config.scaling.num_envs != 0, "scaling.num_envs"),
     "scaling.size_factor": (lambda config: config.scaling.recipe == "hybrid", "scaling.recipe hybrid"),
 }
 
@@ -275,6 +189,13 @@ def _unused_options(config: Config) -> Iterator[str]:
                     f"{name} needs {need}, and would be ignored with {_circumstance(config, name)}: it is "
                     f"{get(config, name)!r}; leave it at its default {get(default, name)!r}"
                 )
+
+
+def _unused_changes(config: Config) -> Iterator[str]:
+    for name in dict.fromkeys(text.partition("=")[0].strip().replace("-", "_") for text in config.changes):
+        is_met, need = _NEEDS.get(name, (lambda _: True, ""))
+        if not is_met(config):
+            yield f"changes: {name} needs {need}, and would be ignored with {_circumstance(config, name)}"
 
 
 def _circumstance(config: Config, name: str) -> str:
@@ -298,7 +219,7 @@ def _circumstance(config: Config, name: str) -> str:
     if name == "algorithm.kl_coefficient":
         return f"algorithm.objective {algorithm.objective}"
     if group == "algorithm.adaptive_batch":
-        return "rollouts of one length"
+        return "epochs fixed" if config.adapts else "rollouts of one length"
     if name == "algorithm.reference.debias":
         return "the behaviour policy as its own reference"
     if group == "scaling":
@@ -333,6 +254,11 @@ def _misfits(config: Config) -> Iterator[str]:
         yield (
             "environment.level_filter concerns random levels of kinetix/s, /m and /l, and would be ignored with "
             f"{source}: it is False; leave it at its default True"
+        )
+    if config.algorithm.adaptive_batch.driver == "behavioural_divergence" and _is_continuous(config):
+        yield (
+            "algorithm.adaptive_batch.driver behavioural_divergence needs discrete actions: those of "
+            f"{environment.name} are continuous, and nearly every update moves all of them; use kl"
         )
     kind = _observation_kind(config)
     if network.name == "entity_transformer" and kind != "entity":

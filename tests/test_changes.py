@@ -59,6 +59,12 @@ def test_illegal_changes_are_problems(text, message):
     assert message in problem
 
 
+def test_a_change_of_what_is_not_read_is_refused():
+    pqn = {"algorithm.name": "pqn", "environment.num_envs": 128, "algorithm.minibatch_size": 512}
+    (problem,) = problems(of("algorithm.clip=0.1@5", **pqn))
+    assert "changes: algorithm.clip needs algorithm.name ppo, and would be ignored with algorithm.name pqn" in problem
+
+
 def test_changes_come_about_in_order_of_their_steps():
     config = of("algorithm.clip=0.1@500", "algorithm.clip=0.3@20", "algorithm.discount=0.9@500")
     assert problems(config) == []

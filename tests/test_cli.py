@@ -114,6 +114,65 @@ def test_negative_values_are_values(runs):
     assert runs.configs[0].network.initial_log_std == -0.5
 
 
+@pytest.mark.parametrize("separator", [" ", ","])
+def test_changes_take_every_form(runs, capsys, separator):
+    texts = ("algorithm.clip=0.1@1e5", "algorithm.learning_rate=1e-4@2e5")
+    cli.main(["train", "cartpole", "--changes", *separator.join(texts).split(), "--seed", "1"])
+    assert runs.configs[0].changes == texts
+    out = capsys.readouterr().out
+    assert all(text in out for text in texts)
+
+
+def test_an_optional_number_is_switched_off_by_none(runs):
+    cli.main(["train", "cartpole", "--algorithm.reference.center-of-mass", "8"])
+    cli.main(["train", "cartpole", "--algorithm.reference.center-of-mass=none"])
+    assert [config.algorithm.reference.center_of_mass for config in runs.configs] == [8.0, None]
+
+
+PAPER = (
+    *("train", "cartpole", "--environment.num-envs", "2048", "--algorithm.rollout-length", "256"),
+    *("--algorithm.minibatch-size", "16384", "--algorithm.learning-rate", "5e-5"),
+)
+
+
+def test_scaling_is_applied_and_told(runs, capsys):
+    cli.main([*PAPER, "--scaling.num-envs", "65536", "--scaling.recipe", "sqrt_learning_rate"])
+    config = runs.configs[0]
+    assert (config.environment.num_envs, config.algorithm.minibatch_size) == (65_536, 524_288)
+    assert config.scaling.num_envs == 65_536
+    out = " ".join(capsys.readouterr().out.split())
+    assert "scaled 2,048 -> 65,536 environments by sqrt_learning_rate" in out
+    assert "524,288" in out
+    assert f"{5e-5 * 32**0.5:g}" in out
+    cli.main(PAPER)
+    assert "scaled" not in capsys.readouterr().out
+
+
+def test_scaling_that_does_not_come_out_is_one_problem_of_all(capsys):
+    hybrid = ("--scaling.num-envs", "2056", "--scaling.recipe", "hybrid")
+    err = refused(capsys, *PAPER, *hybrid)
+    assert "1 problem" in err
+    # 2,048 environments have 32 minibatches, or 2 that are 16 times as large: one for each 1,024.
+    assert "no whole number of at least 1; the nearest legal scaling.num_envs are 2,048 or 3,072" in err
+    assert "3 problems" in refused(capsys, *PAPER, *hybrid, "--devices.count", "3", "--seed", "-1")
+    # What is out of its range is told as such, and nothing is scaled by it.
+    err = refused(capsys, *PAPER, "--scaling.num-envs", "4096", *hybrid[2:], "--scaling.size-factor", "0")
+    assert "1 problem" in err
+    assert "scaling.size_factor must be at least 1" in err
+
+
+def test_the_header_says_only_what_holds_where_lengths_adapt(runs, capsys):
+    adaptive = ("--algorithm.adaptive-batch.driver", "kl", "--algorithm.reference.center-of-mass", "8")
+    cli.main([*PAPER, *adaptive, "--total-steps", "1e6"])
+    out = " ".join(capsys.readouterr().out.split())
+    # 1e6 steps are 30.5 of the shortest rollouts.
+    assert "at most 31 of 2,048 environments x 16 to 64 steps = 32,768 to 131,072 samples" in out
+    assert "2 minibatches of 16,384 to 65,536" in out
+    assert "rounded up" not in out
+    assert "in all" not in out
+    assert "average over 8 optimiser steps" in out
+
+
 @pytest.mark.parametrize("text", ["1e9", "1_000_000_000", "1000000000"])
 def test_total_steps_are_exact(runs, text):
     cli.main(["train", "cartpole", "--total-steps", text])
@@ -296,6 +355,7 @@ def test_neither_help_nor_a_refusal_imports_jax(tmp_path):
         ["train", "kinetix_s", "--help"],
         ["train", "cartpole", "--environment.name", "brax/ants", "--devices.count", "3"],
         ["train", "quickstart", "--environment.levels", "s/none"],
+        ["train", "cartpole", "--scaling.num-envs", "2056", "--scaling.recipe", "hybrid"],
         ["train", "nothing"],
         ["resume", "nothing"],
         ["list"],
@@ -312,7 +372,7 @@ def test_neither_help_nor_a_refusal_imports_jax(tmp_path):
     # From a foreign working directory: experiments are found all the same.
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
     codes, heavy = json.loads(done.stdout.splitlines()[-1])
-    assert codes == [0, 0, 0, 2, 2, 2, 2, 0]
+    assert codes == [0, 0, 0, 2, 2, 2, 2, 2, 0]
     assert heavy == []
 
 

@@ -13,6 +13,7 @@ from purejaxrl_scale.config_io import ConfigError, Field
 
 STEPS = Field("total_steps", int, traced=False)
 RATE = Field("algorithm.learning_rate", float, traced=True)
+CENTRE = Field("algorithm.reference.center_of_mass", float | None, traced=True)
 
 
 def values_of(field: Field) -> st.SearchStrategy:
@@ -76,7 +77,7 @@ def test_a_refused_fraction_names_its_neighbours():
         config_io.coerce(STEPS, "-1.5")
 
 
-@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "", "fast", "1e400", True, None])
+@pytest.mark.parametrize("text", ["nan", "snan", "inf", "-inf", "", "fast", "1e400", True, None])
 def test_real_numbers_are_finite(text):
     with pytest.raises(ValueError, match=r"algorithm\.learning_rate takes a finite number"):
         config_io.coerce(RATE, text)
@@ -86,6 +87,18 @@ def test_real_numbers_are_finite(text):
 def test_real_numbers_come_back_bit_for_bit(number):
     assert config_io.coerce(RATE, number) == number
     assert config_io.coerce(RATE, repr(number)) == number
+
+
+@pytest.mark.parametrize(("text", "value"), [("none", None), ("None", None), ("", None), (None, None), ("64", 64.0)])
+def test_an_optional_number_is_one_or_none(text, value):
+    assert config_io.coerce(CENTRE, text) == value
+    assert config_io.replace(Config(), {CENTRE.name: text}).algorithm.reference.center_of_mass == value
+
+
+@pytest.mark.parametrize("text", ["nan", "snan", "inf", "1e400", "off", True, [1]])
+def test_an_optional_number_is_nothing_else(text):
+    with pytest.raises(ValueError, match=r"algorithm\.reference\.center_of_mass takes a number or none"):
+        config_io.coerce(CENTRE, text)
 
 
 def test_lists_are_read_in_all_forms():
@@ -172,6 +185,24 @@ def test_steps_are_rounded_up():
     assert config.num_outer_steps == 49
     assert config.actual_steps == 1_003_520
     assert config.num_minibatches == 10
+
+
+def test_steps_of_adaptive_lengths():
+    config = config_io.replace(
+        Config(),
+        {
+            "total_steps": 1_000_000,
+            "environment.num_envs": 1000,
+            "algorithm.rollout_length": 128,
+            "algorithm.adaptive_batch.driver": "kl",
+        },
+    )
+    assert config.adapts
+    assert not Config().adapts
+    # 62.5 rollouts of the shortest length, 16, are the most there can be; buffers hold 64 steps.
+    assert config.num_outer_steps == 63
+    assert config.batch_size == 64_000
+    assert config.actual_steps == 1_000_000
 
 
 @given(st.integers(1, 10**15), st.integers(1, 2**20), st.integers(1, 2**11))

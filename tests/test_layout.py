@@ -20,6 +20,7 @@ LAYERS = [
         "named_experiments",
         "networks",
         "outer_loop_rules",
+        "ranges",
         "rules",
         "schedules",
     },
@@ -76,7 +77,7 @@ def test_nothing_under_train_knows_the_outside():
 
 
 def test_experiments_import_only_the_config():
-    """So that they are listed and refused without JAX. Figure scripts, which set no CONFIG, are programs of their own."""
+    """So that they are listed and refused without JAX. Figure scripts set no CONFIG and are programs of their own."""
     for path in (PACKAGE.parent / "experiments").glob("*.py"):
         if any(line.startswith("CONFIG") for line in path.read_text().splitlines()):
             for name in imports(path):

@@ -11,6 +11,7 @@ from purejaxrl_scale.config_io import replace
 from purejaxrl_scale.named_experiments import load_experiment
 from purejaxrl_scale.networks import make_actor_critic
 from purejaxrl_scale.rollout import Simulation
+from purejaxrl_scale.runner import evaluation
 from purejaxrl_scale.train import Trainer, make_train
 from tests.probes import Probe
 
@@ -75,3 +76,17 @@ def test_cartpole_on_three_seeds():
     last = config.num_outer_steps // 10
     returns = metrics["episode/return_sum"][:, -last:].sum(1) / metrics["episode/count"][:, -last:].sum(1)
     assert np.all(returns >= 475), returns
+
+
+@pytest.mark.slow
+def test_pqn_solves_cartpole_on_three_seeds():
+    """The greedy policy of the end balances for at least 475 of 500 steps on average, on each seed."""
+    config = replace(load_experiment("pqn_cartpole"), {"devices.count": 1})
+    trainer = make_train(config)
+    states, _ = trainer(jnp.stack([jax.random.key(seed) for seed in range(3)]))
+    evaluate = evaluation.make_evaluate(trainer)
+    for seed in range(3):
+        learner = evaluation.take_member(evaluation.on_one_device(states.learner), seed)
+        greedy = evaluation.summarise(evaluate(learner, evaluation.evaluation_key(seed)), 0, 0)[0]
+        assert greedy["mode"] == "deterministic"
+        assert greedy["mean"] >= 475, (seed, greedy)

@@ -24,6 +24,8 @@ from purejaxrl_scale.outer_loop.reference_policy import ReferencePolicy
 # Samples whose activations stay small beside a CPU's caches, so that memory does not grow with the minibatch.
 CPU_MICROBATCH = {"mlp": 4096, "minatar_cnn": 1024, "nature_cnn": 128, "impala_cnn": 128, "entity_transformer": 256}
 
+ADAPTIVE_MICROBATCH = 64  # samples below which a smaller microbatch is hardly faster
+
 
 class Learnt(NamedTuple):
     """What optimiser steps move."""
@@ -147,7 +149,12 @@ def microbatches(config: Config, num_local: int) -> tuple[int, int]:
     largest = _largest_size(config, num_local // shards)
     automatic = CPU_MICROBATCH[config.network.name] if jax.default_backend() == "cpu" else largest * shards
     samples = config.algorithm.microbatch_size or automatic
-    micro = min(largest, max(1, samples // (config.segment_length * shards)))
+    unit = config.segment_length * shards
+    micro = min(largest, max(1, samples // unit))
+    if config.adapts and not config.algorithm.microbatch_size:
+        # A last microbatch that is nearly empty costs as much as a full one, so at most about a quarter is wasted.
+        smallest = max(1, config.algorithm.minibatch_size // (config.devices.logical_shards * config.segment_length))
+        micro = min(micro, max(smallest // 4, min(smallest, ADAPTIVE_MICROBATCH // unit), 1))
     if config.monitors.noise_scale and shards == config.devices.logical_shards:
         # The noise scale compares microbatches, so one device needs two of them at least.
         micro = min(micro, max(1, (largest + 1) // 2))

@@ -86,12 +86,12 @@ class EpsilonGreedy:
     """The action of the largest value, or with probability ε any of the n, each as likely; actions i32[batch]."""
 
     values: jax.Array  # f32[batch, n]
-    epsilon: jax.Array  # f32, any shape that broadcasts with [batch]
+    epsilon: jax.Array | float = 0.0  # f32, any shape that broadcasts to [batch]
 
     entropy_is_exact: ClassVar[bool] = True
 
-    def explore(self, epsilon: jax.Array) -> Self:
-        """The same values, with a share ε (f32[]) of random actions."""
+    def explore(self, epsilon: jax.Array | float) -> Self:
+        """The same values, with a share ε of random actions: f32, any shape that broadcasts to [batch]."""
         return replace(self, epsilon=jnp.broadcast_to(epsilon, self.values.shape[:-1]))
 
     def value_of(self, action: jax.Array) -> jax.Array:
@@ -103,7 +103,7 @@ class EpsilonGreedy:
         choices = self.values.shape[-1]
         # uniform * n rounds up to n once in 2^24 / n draws.
         anything = jnp.minimum((uniform[..., 1] * choices).astype(jnp.int32), choices - 1)
-        return jnp.where(uniform[..., 0] < self.epsilon, anything, self.mode())
+        return jnp.where(uniform[..., 0] < self._random_share(), anything, self.mode())
 
     def mode(self) -> jax.Array:
         return jnp.argmax(self.values, axis=-1).astype(jnp.int32)
@@ -122,10 +122,13 @@ class EpsilonGreedy:
     def to_environment(self, action: jax.Array, action_space: ActionSpace) -> jax.Array:
         return action
 
+    def _random_share(self) -> jax.Array:
+        return jnp.broadcast_to(jnp.asarray(self.epsilon, jnp.float32), self.values.shape[:-1])
+
     def _probabilities(self) -> jax.Array:
         choices = self.values.shape[-1]
         greedy = jax.nn.one_hot(self.mode(), choices)
-        epsilon = self.epsilon[..., None]
+        epsilon = self._random_share()[..., None]
         return epsilon / choices + (1.0 - epsilon) * greedy
 
 

@@ -66,7 +66,8 @@ def move(state: AdaptiveBatch, target: float | jax.Array, config: AdaptiveBatchC
         target = _whole(target, config)
     length = (1.0 - config.smoothing) * state.length + config.smoothing * target
     if config.rounding != "float":
-        length = jnp.floor(_whole(length, config) / config.multiple) * config.multiple
+        # The half is for XLA, which divides by a constant through its reciprocal: 82 / 41 would come out below 2.
+        length = jnp.floor((_whole(length, config) + 0.5) / config.multiple) * config.multiple
     length = jnp.clip(length, config.minimum, config.maximum)
     return state._replace(length=jnp.where(jnp.isnan(target), state.length, length))
 

@@ -29,13 +29,17 @@ def scale(config: Config, num_envs: int, recipe: str, *, size_factor: int = 16) 
     batch_size_invariant:  minibatches grow by g, the learning rate by √g; averages keep their age in samples
 
     A recipe is one of these names. At g = 1 nothing changes. Raises ConfigError where sizes come out as no whole
-    minibatches.
+    minibatches, and for batch_size_invariant without a reference policy or at more than one epoch.
 
     Source: Beukman et al. 2026, arXiv 2603.06009, section 5 and appendix D (size_factor 16 in its main run); Hilton et
     al. 2021, arXiv 2110.00641, section 3 (batch_size_invariant).
     """
     if num_envs == config.environment.num_envs:
         return config
+    counts = {"scaling.num_envs": num_envs, "scaling.size_factor": size_factor}
+    faults = [f"{name} must be at least 1: it is {count:,}" for name, count in counts.items() if count < 1]
+    if faults:
+        raise ConfigError(faults)
     growth = Fraction(num_envs, config.environment.num_envs)
     algorithm = config.algorithm
     if recipe == "fixed_minibatch":
@@ -45,8 +49,9 @@ def scale(config: Config, num_envs: int, recipe: str, *, size_factor: int = 16) 
     elif recipe == "sqrt_learning_rate":
         changed = _with_rate(_with_size(config, growth, num_envs), growth)
     elif recipe == "hybrid":
-        _check_count(config, growth, size_factor)
-        changed = _with_rate(_with_size(config, Fraction(size_factor), num_envs), Fraction(size_factor))
+        _check_count(config, num_envs, size_factor)
+        larger = dataclasses.replace(algorithm, minibatch_size=algorithm.minibatch_size * size_factor)
+        changed = _with_rate(larger, Fraction(size_factor))
     elif recipe == "batch_size_invariant":
         changed = _invariant(config, growth, num_envs)
     else:
@@ -54,21 +59,33 @@ def scale(config: Config, num_envs: int, recipe: str, *, size_factor: int = 16) 
     environment = dataclasses.replace(config.environment, num_envs=num_envs)
     scaled = dataclasses.replace(config, environment=environment, algorithm=changed)
     if scaled.environment.num_envs * scaled.shortest_rollout < changed.minibatch_size:
-        samples = scaled.environment.num_envs * scaled.shortest_rollout
-        fewest = -(-changed.minibatch_size // scaled.shortest_rollout)
         raise ConfigError(
             [
-                f"scaling.num_envs {num_envs:,} leaves less than one minibatch by {recipe}: {samples:,} samples of "
-                f"algorithm.minibatch_size {changed.minibatch_size:,}; the fewest environments are {fewest:,}"
+                f"scaling.num_envs {num_envs:,} leaves less than one minibatch by {recipe}: "
+                f"{num_envs * scaled.shortest_rollout:,} samples of algorithm.minibatch_size "
+                f"{changed.minibatch_size:,}; the fewest environments are {_fewest(scaled):,}"
             ]
         )
     return scaled
 
 
 def resolved(config: Config) -> Config:
-    """The config as `config.scaling` scales it; doing it twice changes nothing. Raises ConfigError."""
+    """The config as `config.scaling` scales it; doing it twice changes nothing.
+
+    Numbers out of their ranges are left as they are, for the rules to refuse. Raises ConfigError.
+    """
     scaling = config.scaling
-    if not scaling.num_envs or config.environment.num_envs < 1:
+    numbers = (
+        scaling.num_envs,
+        scaling.size_factor,
+        config.environment.num_envs,
+        config.algorithm.minibatch_size,
+        config.shortest_rollout,
+        config.longest_rollout,
+        config.devices.logical_shards,
+        config.segment_length,
+    )
+    if min(numbers) < 1:
         return config
     return scale(config, scaling.num_envs, scaling.recipe, size_factor=scaling.size_factor)
 
@@ -90,25 +107,34 @@ def _with_size(config: Config, factor: Fraction, num_envs: int) -> Any:
 
 
 def _step(config: Config, unit: int) -> int:
-    """Numbers of environments whose growth gives minibatches in whole units are multiples of this."""
+    """Numbers of environments which the shards share, and whose growth gives whole units, are multiples of this."""
     size, num_envs = config.algorithm.minibatch_size, config.environment.num_envs
-    return num_envs * unit // math.gcd(size, num_envs * unit)
+    return math.lcm(config.devices.logical_shards, num_envs * unit // math.gcd(size, num_envs * unit))
+
+
+def _fewest(config: Config) -> int:
+    """Fewest environments, which the shards share, whose shortest batch holds a minibatch, and whole ones only."""
+    size, length, step = config.algorithm.minibatch_size, config.shortest_rollout, config.devices.logical_shards
+    if not (config.adapts and config.algorithm.adaptive_batch.minibatches == "fixed_size"):
+        step = math.lcm(step, size // math.gcd(size, length))
+    return -(-size // (length * step)) * step
 
 
 def _with_rate(algorithm: Any, factor: Fraction) -> Any:
     return dataclasses.replace(algorithm, learning_rate=algorithm.learning_rate * math.sqrt(factor))
 
 
-def _check_count(config: Config, growth: Fraction, size_factor: int) -> None:
+def _check_count(config: Config, num_envs: int, size_factor: int) -> None:
+    growth = Fraction(num_envs, config.environment.num_envs)
     count = config.num_minibatches * growth / size_factor
     if count.denominator == 1 and count >= 1:
         return
     smallest = Fraction(config.environment.num_envs * size_factor, config.num_minibatches)
-    asked = int(config.environment.num_envs * growth)
-    nearest = neighbours(asked, multiples_around(asked, smallest.numerator))
+    step = math.lcm(config.devices.logical_shards, smallest.numerator)
+    nearest = neighbours(num_envs, multiples_around(num_envs, step))
     raise ConfigError(
         [
-            f"scaling.recipe hybrid at {asked:,} environments makes {config.num_minibatches:,} minibatches x "
+            f"scaling.recipe hybrid at {num_envs:,} environments makes {config.num_minibatches:,} minibatches x "
             f"{float(growth):g} / scaling.size_factor {size_factor} = {float(count):g}, which is no whole number of at "
             f"least 1; the nearest legal scaling.num_envs are {' or '.join(nearest)}"
         ]

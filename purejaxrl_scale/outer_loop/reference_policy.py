@@ -37,7 +37,7 @@ def update(
     plain:     θ_ref ← θ_ref + (1 - β) (θ - θ_ref)
 
     It must be called after each optimiser step, not after each batch. A centre of mass of 0 makes the reference the
-    policy itself.
+    policy itself, to the bit.
 
     Source: Hilton et al. 2021, arXiv 2110.00641, section 3.1 and the released code (debiased); Beukman et al. 2026,
     arXiv 2603.06009, section 2.2 (plain).
@@ -45,5 +45,10 @@ def update(
     beta = jnp.float32(decay(center_of_mass))
     weight = beta * state.weight + 1.0
     kept = beta * state.weight / weight if debias else beta
-    averaged = jax.tree.map(lambda old, new: kept * old + (1.0 - kept) * new, state.params, params)
+
+    def average(old, new):
+        # 0 * old is NaN where the old value is infinite, and adding it to -0 gives +0.
+        return jnp.where(kept > 0.0, kept * old + (1.0 - kept) * new, new)
+
+    averaged = jax.tree.map(average, state.params, params)
     return ReferencePolicy(averaged, weight, kept * (state.age + 1.0))

@@ -98,6 +98,35 @@ def test_initialisation():
     np.testing.assert_allclose(jnp.linalg.norm(params["critic"]["kernel"]), 1.0, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "places"),
+    [
+        ("mlp", [("actor_torso", "MLP_0"), ("critic_torso", "MLP_0")]),
+        ("minatar_cnn", [("actor_hidden",), ("critic_hidden",)]),
+        ("impala_cnn", [("actor_hidden",), ("critic_hidden",)]),
+    ],
+)
+def test_norms_and_blocks_stand_where_the_hidden_layers_do(name, places):
+    config = NetworkConfig(name=name, widths=(8, 6), layer_norm=True, blocks=2)
+    actor_critic = make_actor_critic(config, SPACES[name], Discrete(4))
+    params = jax.eval_shape(actor_critic.init, jax.random.key(0), jnp.zeros(SPACES[name].shape))
+    for place in places:
+        layers = params
+        for part in place:
+            layers = layers[part]
+        # Two layers, and two more in each block.
+        assert set(layers) == {f"{kind}_{i}" for kind in ("Dense", "LayerNorm") for i in range(6)}
+        assert [layers[f"Dense_{i}"]["kernel"].shape[1] for i in range(6)] == [8, 6, 6, 6, 6, 6]
+    torso_norms = [part for part in params["actor_torso"] if part.startswith("LayerNorm")]
+    assert torso_norms == (["LayerNorm_0"] if name == "minatar_cnn" else [])
+
+
+def test_smallest_image_of_the_nature_cnn():
+    actor_critic = make_actor_critic(NetworkConfig(name="nature_cnn", widths=(8,)), box(36, 36, 1), Discrete(2))
+    params = jax.eval_shape(actor_critic.init, jax.random.key(0), jnp.zeros((36, 36, 1), jnp.uint8))
+    assert params["actor_hidden"]["Dense_0"]["kernel"].shape == (64, 8)
+
+
 def test_separate_torsos_do_not_touch_each_other():
     def parameters_that_move_the_value(shared: bool) -> set[str]:
         actor_critic = make_actor_critic(NetworkConfig(widths=(8,), shared=shared), VECTOR, Discrete(4))
@@ -132,6 +161,9 @@ def test_equal_configurations_are_one_static_argument():
         ({"name": "minatar_cnn"}, VECTOR, Discrete(2), r"needs one image .* has shape \(3,\); use mlp"),
         ({"name": "impala_cnn"}, {"attention_mask": box(4, 2, 2)}, Discrete(2), "use entity_transformer"),
         ({"name": "minatar_cnn"}, box(2, 9, 1), Discrete(2), "2x9"),
+        ({"name": "nature_cnn"}, box(40, 35, 1), Discrete(2), "36x36 or more, and this one is 40x35"),
+        ({"name": "nature_cnn"}, VECTOR, Discrete(2), r"needs one image .* has shape \(3,\); use mlp"),
+        ({"blocks": 1, "widths": ()}, VECTOR, Discrete(2), "network.widths is empty"),
         ({"name": "entity_transformer"}, VECTOR, Discrete(2), "needs Kinetix's entity observation, and circles"),
         ({"policy": "gaussian"}, VECTOR, Discrete(2), "is for continuous actions"),
         ({"policy": "tanh_gaussian"}, VECTOR, box(2, bound=np.inf), "finite bounds"),

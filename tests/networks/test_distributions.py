@@ -10,7 +10,7 @@ import pytest
 import scipy.stats
 
 from purejaxrl_scale.environments.interface import Box, Discrete, MultiDiscrete
-from purejaxrl_scale.networks import Categorical, Gaussian, MultiCategorical, TanhGaussian
+from purejaxrl_scale.networks import Categorical, EpsilonGreedy, Gaussian, MultiCategorical, TanhGaussian
 
 SIZES = (3, 3, 2)
 
@@ -267,6 +267,105 @@ class TestTanhGaussian:
         np.testing.assert_array_equal(p.kl(q), Gaussian(p.mean, p.log_std).kl(Gaussian(q.mean, q.log_std)))
 
 
+class TestEpsilonGreedy:
+    def test_numbers(self):
+        """Probabilities 0.1, 0.8, 0.1 and 0.6, 0.2, 0.2."""
+        p = EpsilonGreedy(jnp.array([[0.0, 2.0, 1.0]]), 0.3)
+        q = EpsilonGreedy(jnp.array([[5.0, -2.0, 4.0]]), 0.6)
+        assert p.mode().tolist() == [1]
+        assert p.mode().dtype == jnp.int32
+        np.testing.assert_allclose(
+            [p.log_prob(jnp.array([action]))[0] for action in range(3)], np.log([0.1, 0.8, 0.1]), rtol=1e-6
+        )
+        np.testing.assert_allclose(p.entropy(), [0.6390319], rtol=1e-6)
+        np.testing.assert_allclose(p.kl(q), [0.8605448], rtol=1e-5)
+        np.testing.assert_allclose(q.kl(p), [0.9364262], rtol=1e-5)
+        np.testing.assert_array_equal(p.value_of(jnp.array([2])), [1.0])
+        assert EpsilonGreedy.entropy_is_exact
+
+    def test_without_exploration_only_the_largest_value_is_possible(self):
+        p = EpsilonGreedy(jnp.array([[0.0, 2.0, 1.0]]))
+        other = EpsilonGreedy(jnp.array([[3.0, 2.0, 1.0]]))
+        assert p.log_prob(jnp.array([1])).tolist() == [0.0]
+        assert p.log_prob(jnp.array([0])).tolist() == [-math.inf]
+        assert p.entropy().tolist() == [0.0]
+        assert p.kl(p).tolist() == [0.0]
+        assert p.kl(other).tolist() == [math.inf]
+        np.testing.assert_allclose(p.kl(p.explore(jnp.float32(0.6))), [-math.log(0.6)], rtol=1e-6)
+        assert other.explore(jnp.float32(0.6)).kl(p).tolist() == [math.inf]
+
+    def test_all_exploration_is_uniform(self):
+        p = EpsilonGreedy(normal(0, 4, 5), 1.0)
+        np.testing.assert_allclose(p.entropy(), np.full(4, math.log(5)), rtol=1e-6)
+        np.testing.assert_allclose(p.log_prob(jnp.arange(4)), np.full(4, -math.log(5)), rtol=1e-6)
+
+    @pytest.mark.parametrize(
+        "epsilon",
+        [0.3, jnp.float32(0.3), jnp.full(3, 0.3), jnp.full((2, 3), 0.3)],
+        ids=["float", "[]", "[N]", "[T, N]"],
+    )
+    def test_exploration_broadcasts_over_the_batch(self, epsilon):
+        def everything(p, keys):
+            action = p.sample(keys)
+            return action, p.log_prob(action), p.entropy(), p.kl(p)
+
+        values = normal(0, 2, 3, 4)
+        action, log_prob, entropy, kl = jax.jit(everything)(EpsilonGreedy(values, epsilon), keys_for(0, 2, 3))
+        greedy = np.argmax(values, axis=-1)
+        np.testing.assert_allclose(log_prob, np.log(np.where(action == greedy, 0.775, 0.075)), rtol=1e-5)
+        expected = -(0.775 * math.log(0.775) + 3 * 0.075 * math.log(0.075))
+        np.testing.assert_allclose(entropy, np.full((2, 3), expected), rtol=1e-5)
+        assert kl.tolist() == [[0.0] * 3] * 2
+        explored = EpsilonGreedy(values).explore(epsilon)
+        assert explored.epsilon.shape == (2, 3)
+        np.testing.assert_array_equal(explored.sample(keys_for(0, 2, 3)), action)
+
+    def test_explore_leaves_the_original(self):
+        p = EpsilonGreedy(normal(0, 4, 3))
+        explored = p.explore(jnp.float32(0.25))
+        assert explored.epsilon.tolist() == [0.25] * 4
+        assert p.epsilon == 0.0
+        np.testing.assert_array_equal(explored.values, p.values)
+
+    @pytest.mark.parametrize("epsilon", [0.3, 1.0])
+    def test_frequencies(self, epsilon):
+        draws = 20_000
+        p = EpsilonGreedy(jnp.broadcast_to(jnp.array([[0.0, 2.0, 1.0, -1.0]]), (draws, 4)), epsilon)
+        action = jax.jit(p.sample)(keys_for(1, draws))
+        assert action.dtype == jnp.int32
+        expected = np.full(4, epsilon / 4)
+        expected[1] += 1 - epsilon
+        assert scipy.stats.chisquare(np.bincount(action, minlength=4), expected * draws).pvalue > 0.01
+
+    def test_each_row_explores_by_its_own_share(self):
+        values = normal(0, 20_000, 4)
+        epsilon = jnp.where(jnp.arange(20_000) < 10_000, 0.0, 0.5)
+        p = EpsilonGreedy(values, epsilon)
+        is_greedy = np.asarray(p.sample(keys_for(1, 20_000)) == p.mode())
+        assert is_greedy[:10_000].all()
+        # 0.5 + 0.5 / 4, and four standard errors.
+        assert abs(is_greedy[10_000:].mean() - 0.625) < 4 * math.sqrt(0.625 * 0.375 / 10_000)
+
+    def test_a_row_depends_on_its_own_key_only(self):
+        keys, p = keys_for(5, 8), EpsilonGreedy(normal(0, 8, 50), 1.0)
+        sample = jax.jit(p.sample)(keys)
+        alone = EpsilonGreedy(p.values[3:4], 1.0).sample(keys[3:4])
+        others = jax.random.key_data(jax.random.split(jax.random.key(77), 8))
+        changed = p.sample(jax.random.wrap_key_data(others.at[3].set(jax.random.key_data(keys[3]))))
+        assert alone[0] == sample[3] == changed[3]
+        assert not np.array_equal(changed, sample)
+
+    def test_gradients_reach_the_chosen_value_alone(self):
+        values, action = normal(0, 2, 3), jnp.array([2, 0])
+
+        def total(values):
+            p = EpsilonGreedy(values, 0.3)
+            return jnp.sum(p.value_of(action) + p.log_prob(action) + p.entropy() + p.kl(EpsilonGreedy(-values)))
+
+        # The KL is infinite, and its slope is none all the same: probabilities are flat in the values.
+        np.testing.assert_array_equal(jax.grad(total)(values), [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+
+
 class TestToEnvironment:
     space = Box(np.array([-1.0, 0.0], np.float32), np.array([1.0, 4.0], np.float32), (2,))
 
@@ -290,5 +389,6 @@ class TestToEnvironment:
     def test_discrete_actions_are_given_as_they_are(self):
         p, action = examples(4), jnp.array([0, 1, 2, 3])
         np.testing.assert_array_equal(p["categorical"].to_environment(action, Discrete(5)), action)
+        np.testing.assert_array_equal(EpsilonGreedy(normal(0, 4, 5)).to_environment(action, Discrete(5)), action)
         choices = p["multi_categorical"].mode()
         np.testing.assert_array_equal(p["multi_categorical"].to_environment(choices, MultiDiscrete(SIZES)), choices)

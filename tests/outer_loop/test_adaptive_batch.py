@@ -86,20 +86,67 @@ def test_truncation_that_never_leaves_the_minimum(target, options):
 
 
 @pytest.mark.parametrize("rounding", ["truncate", "round"])
-def test_whole_lengths_are_those_of_exact_arithmetic(rounding):
-    """Every start and target of 16 to 128, against integers: (9 L + L*) // 10, or with 5 added."""
-    config = AdaptiveBatchConfig(maximum=128, rounding=rounding)
+@pytest.mark.parametrize("percent", [5, 10, 30, 70])
+def test_whole_lengths_are_those_of_exact_arithmetic(rounding, percent):
+    """Every start and target of 16 to 128, against integers: ((100 - p) L + p L*) // 100, or with 50 added.
+
+    Compiled and not: where float32 falls short of a whole number depends on how products and sums are fused.
+    """
+    config = AdaptiveBatchConfig(maximum=128, rounding=rounding, smoothing=percent / 100)
     starts, targets = np.meshgrid(np.arange(16, 129), np.arange(16, 129))
-    tenths = 9 * starts + targets
-    expected = (tenths + (5 if rounding == "round" else 0)) // 10
+    hundredths = (100 - percent) * starts + percent * targets
+    expected = (hundredths + (50 if rounding == "round" else 0)) // 100
     state = adaptive_batch.init(config)
+
+    def one(start, target):
+        return adaptive_batch.move(state._replace(length=start), target, config).length
+
+    both = [jnp.asarray(grid, jnp.float32).reshape(-1) for grid in (starts, targets)]
+    for every in (jax.vmap(one), jax.jit(jax.vmap(one))):
+        np.testing.assert_array_equal(every(*both), expected.reshape(-1))
+
+
+@pytest.mark.parametrize("rounding", ["truncate", "round"])
+@pytest.mark.parametrize("multiple", [32, 41, 61])
+def test_multiples_are_those_of_exact_arithmetic(rounding, multiple):
+    """Compiled too, where 82 / 41 falls short of 2: every start that is a multiple, and targets of any kind."""
+    least, most = 32 * multiple, 256 * multiple
+    config = AdaptiveBatchConfig(minimum=least, maximum=most, multiple=multiple, rounding=rounding)
+    state = adaptive_batch.init(config)
+    targets = [least, least + 277, 77 * multiple - 1, 130 * multiple, most]
+    starts, targets = np.meshgrid(np.arange(least, most + 1, multiple), targets)
+    tenths = 9 * starts + targets
+    expected = (tenths + (5 if rounding == "round" else 0)) // 10 // multiple * multiple
 
     def one(start, target):
         return adaptive_batch.move(state._replace(length=start), target, config).length
 
     both = (jnp.asarray(grid, jnp.float32).reshape(-1) for grid in (starts, targets))
     found = jax.jit(jax.vmap(one))(*both)
-    np.testing.assert_array_equal(found, expected.reshape(-1))
+    np.testing.assert_array_equal(found, np.clip(expected, least, most).reshape(-1))
+
+
+def test_members_of_a_population_have_their_own_length():
+    """Three members, each with its own state and measurements, one of which is NaN, as each alone."""
+    config = AdaptiveBatchConfig(burn_in=2, window=3)
+    measurements = jnp.array([[0.9, 0.5, 0.3, 0.1], [0.01, np.nan, 0.02, 0.04], [0.2, 0.2, 0.6, 0.2]])
+    lengths = jnp.array([16.0, 30.0, 64.0])
+
+    def run(length, measurements):
+        state = adaptive_batch.init(config)._replace(length=length)
+        for divergence in measurements:
+            state = adaptive_batch.update(state, divergence, config)
+        return state, adaptive_batch.rollout_length(state, config)
+
+    together, used = jax.jit(jax.vmap(run))(lengths, measurements)
+    np.testing.assert_array_equal(together.measurements, [4, 3, 4])
+    for member in range(3):
+        alone, length = run(lengths[member], measurements[member])
+        mine = jax.tree.map(lambda leaf, member=member: leaf[member], together)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), mine, alone)
+        assert int(used[member]) == int(length)
+    # Of the second member's three measurements the last two moved it: 30 to 33.4 and 36.46.
+    np.testing.assert_allclose(together.length[1], 36.46, rtol=1e-6)
 
 
 def test_the_first_measurements_and_bad_ones_move_nothing():
@@ -112,8 +159,10 @@ def test_the_first_measurements_and_bad_ones_move_nothing():
     assert float(state.length) == 16
     after = adaptive_batch.update(state, 0.01, config)
     np.testing.assert_allclose(after.length, 0.9 * 16 + 0.1 * 64, rtol=1e-6)
-    worse = adaptive_batch.update(after, np.nan, config)
-    jax.tree.map(np.testing.assert_array_equal, worse, after)
+    for bad in (np.nan, np.inf, -np.inf):
+        worse = adaptive_batch.update(after, bad, config)
+        jax.tree.map(np.testing.assert_array_equal, worse, after)
+    jax.tree.map(np.testing.assert_array_equal, adaptive_batch.move(after, np.nan, config), after)
 
 
 def test_the_window_is_the_last_measurements():

@@ -1,5 +1,6 @@
 """Estimators of the KL divergence, behavioural divergence and DDR by hand."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,6 +21,19 @@ def test_expectation_under_the_behaviour_policy(estimator, expected):
     behaviour, new = jnp.array([0.5, 0.5]), jnp.array([0.6, 0.4])
     found = jnp.sum(behaviour * estimator(jnp.log(behaviour), jnp.log(new)))
     np.testing.assert_allclose(found, expected, atol=5e-8)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        (kl_k1, [-0.5, 0.0, 2.0]),
+        (kl_k2, [0.125, 0.0, 2.0]),
+        (kl_k3, [np.exp(0.5) - 1.5, 0.0, np.exp(-2) + 1]),
+    ],
+)
+def test_one_estimate_a_sample(estimator, expected):
+    found = jax.jit(estimator)(jnp.array([-1.0, -3.0, 0.0]), jnp.array([-0.5, -3.0, -2.0]))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_k3_keeps_its_digits_and_its_sign():
@@ -49,3 +63,4 @@ def test_an_action_has_changed_if_any_component_has():
 )
 def test_data_to_divergence_ratio(samples, kl, ratio):
     np.testing.assert_allclose(data_to_divergence_ratio(samples, kl), ratio, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(data_to_divergence_ratio)(samples, kl), ratio, rtol=1e-6)

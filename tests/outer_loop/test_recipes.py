@@ -1,9 +1,10 @@
 """The recipes' arithmetic, against the paper's numbers and by hand."""
 
 import math
+import re
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from purejaxrl_scale import config_io
@@ -16,7 +17,14 @@ PAPER = Config(
     algorithm=AlgorithmConfig(rollout_length=256, minibatch_size=16_384, learning_rate=5e-5, epochs=8),
 )
 SMALL = config_io.replace(PAPER, {"algorithm.minibatch_size": 1024})
-SMALL = config_io.replace(PAPER, {"algorithm.minibatch_size": 1024})
+ADAPTIVE = config_io.replace(
+    PAPER,
+    {
+        "algorithm.adaptive_batch.driver": "schedule",
+        "algorithm.adaptive_batch.minimum": 24,
+        "algorithm.adaptive_batch.maximum": 48,
+    },
+)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +88,15 @@ def test_averages_keep_their_age_in_samples():
         (PAPER, 1024, "batch_size_invariant", "needs algorithm.epochs 1: it is 8"),
         (PAPER, 1024, "batch_size_invariant", "needs algorithm.reference.center_of_mass: it is none"),
         (ewma(moments=0.0), 512, "batch_size_invariant", "less than one outer step; the most environments are 256"),
+        # 24 steps of 683 environments fill a minibatch, of 688 over 8 shards; of 2,048 they are 3 whole ones.
+        (ADAPTIVE, 32, "fixed_minibatch", "768 samples .* the fewest environments are 2,048"),
+        (
+            config_io.replace(ADAPTIVE, {"algorithm.adaptive_batch.minibatches": "fixed_size"}),
+            32,
+            "fixed_minibatch",
+            "768 samples .* the fewest environments are 688",
+        ),
+        (PAPER, 0, "sqrt_learning_rate", "scaling.num_envs must be at least 1: it is 0"),
         (PAPER, 4096, "twice", "there is no scaling.recipe"),
     ],
 )
@@ -88,18 +105,57 @@ def test_what_leaves_no_whole_minibatches_is_refused(config, num_envs, recipe, m
         scale(config, num_envs, recipe)
 
 
-@given(
-    st.sampled_from(["fixed_minibatch", "fixed_count", "sqrt_learning_rate", "hybrid"]),
-    st.integers(1, 10**6),
-    st.sampled_from([1, 2, 16]),
+@pytest.mark.parametrize(
+    "recipe", ["fixed_minibatch", "fixed_count", "sqrt_learning_rate", "hybrid", "batch_size_invariant"]
 )
-def test_a_recipe_scales_or_says_the_nearest_legal_number(recipe, num_envs, size_factor):
+def test_as_many_environments_as_before_change_nothing(recipe):
+    assert scale(PAPER, 2048, recipe, size_factor=3) is PAPER
+
+
+def test_a_size_factor_below_1_is_refused():
+    with pytest.raises(ConfigError, match=r"scaling\.size_factor must be at least 1: it is 0"):
+        scale(PAPER, 4096, "hybrid", size_factor=0)
+
+
+@st.composite
+def legal_config(draw):
+    shards, envs_each, length = draw(st.sampled_from([2, 8, 12])), draw(st.integers(1, 60)), draw(st.integers(1, 60))
+    divisor = draw(st.sampled_from([one for one in range(1, envs_each * length + 1) if envs_each * length % one == 0]))
+    return config_io.replace(
+        Config(),
+        {
+            "devices.logical_shards": shards,
+            "environment.num_envs": shards * envs_each,
+            "algorithm.rollout_length": length,
+            "algorithm.minibatch_size": shards * divisor,
+        },
+    )
+
+
+@given(
+    legal_config(),
+    st.sampled_from(["fixed_minibatch", "fixed_count", "sqrt_learning_rate", "hybrid"]),
+    st.integers(1, 5000),
+    st.sampled_from([1, 2, 3, 16]),
+)
+def test_a_recipe_scales_or_says_the_nearest_legal_number(config, recipe, num_envs, size_factor):
+    assert problems(config) == []
+    before = config.environment.num_envs
+    assume(num_envs != before)
     try:
-        scaled = scale(PAPER, num_envs, recipe, size_factor=size_factor)
-    except ConfigError:
+        algorithm = scale(config, num_envs, recipe, size_factor=size_factor).algorithm
+    except ConfigError as fault:
+        _, _, legal = str(fault).rpartition(" are ")
+        suggested = [int(number.replace(",", "")) for number in re.findall(r"[\d,]+", legal)]
+        assert suggested
+        for number in suggested:
+            assert problems(scale(config, number, recipe, size_factor=size_factor)) == []
         return
-    assert scaled.environment.num_envs == num_envs
-    assert scaled.algorithm.epochs == PAPER.algorithm.epochs
+    by = {"fixed_minibatch": (1, 1), "hybrid": (size_factor, 1)}.get(recipe, (num_envs, before))
+    assert algorithm.minibatch_size * by[1] == config.algorithm.minibatch_size * by[0]
+    rate = 1.0 if recipe.startswith("fixed") else math.sqrt(by[0] / by[1])
+    assert algorithm.learning_rate == pytest.approx(config.algorithm.learning_rate * rate)
+    assert algorithm.epochs == config.algorithm.epochs
 
 
 def test_scaling_in_the_config_is_applied_once():

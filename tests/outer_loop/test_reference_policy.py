@@ -53,6 +53,33 @@ def test_average_and_age_from_all_past_weights(debias, center_of_mass):
         np.testing.assert_array_equal(state.params, jnp.asarray(values[-1], jnp.float32))
 
 
+def test_no_centre_of_mass_is_the_policy_to_the_bit():
+    """Also its negative zeros, and after weights that were not finite."""
+    params = jnp.array([-0.0, 1e-45, 3.0, -0.1])
+    state = reference_policy.init(jnp.array([1.0, 2.0, jnp.inf, jnp.nan]))
+    state = jax.jit(reference_policy.update)(state, params, center_of_mass=jnp.float32(0.0))
+    np.testing.assert_array_equal(np.asarray(state.params).view(np.uint32), np.asarray(params).view(np.uint32))
+    assert float(state.age) == 0.0
+
+
+@pytest.mark.parametrize("debias", [True, False])
+@pytest.mark.parametrize("center_of_mass", [2.0, 9.0])
+def test_the_age_tends_to_the_centre_of_mass(debias, center_of_mass):
+    def step(state, _):
+        return reference_policy.update(state, state.params, center_of_mass=center_of_mass, debias=debias), None
+
+    state, _ = jax.lax.scan(step, reference_policy.init(jnp.zeros(1)), None, length=300)
+    np.testing.assert_allclose(state.age, center_of_mass, rtol=1e-5)
+
+
+def test_the_first_reference_outlives_donated_parameters():
+    params = {"w": jnp.array([1.0, 2.0])}
+    state = reference_policy.init(params)
+    jax.jit(lambda params: jax.tree.map(lambda leaf: leaf + 1.0, params), donate_argnums=0)(params)
+    assert params["w"].is_deleted()
+    np.testing.assert_array_equal(state.params["w"], [1.0, 2.0])
+
+
 def test_members_of_a_population_have_their_own_centre_of_mass():
     start, params = jnp.zeros((2, 3)), jnp.ones((2, 3))
     masses = jnp.array([1.0, 9.0])
@@ -62,3 +89,21 @@ def test_members_of_a_population_have_their_own_centre_of_mass():
         )
     )(start, params, masses)
     np.testing.assert_allclose(together[:, 0], [1 / 1.5, 1 / 1.9], rtol=1e-6)
+
+
+def test_a_population_is_each_of_its_members_alone():
+    """Centres of mass 0, 1.5 and 20 under one compile, over five steps."""
+    masses = jnp.array([0.0, 1.5, 20.0])
+    weights = jnp.asarray(np.random.default_rng(1).normal(size=(3, 6, 4)), jnp.float32)
+
+    def averaged(center_of_mass, weights):
+        state = reference_policy.init(weights[0])
+        for params in weights[1:]:
+            state = reference_policy.update(state, params, center_of_mass=center_of_mass)
+        return state
+
+    together = jax.jit(jax.vmap(averaged))(masses, weights)
+    for member in range(3):
+        alone = averaged(masses[member], weights[member])
+        mine = jax.tree.map(lambda leaf, member=member: leaf[member], together)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), mine, alone)

@@ -11,14 +11,16 @@ import pytest
 
 from purejaxrl_scale.analysis.runs import load_run
 from purejaxrl_scale.config import (
+    AdaptiveBatchConfig,
     AlgorithmConfig,
     Config,
     EnvironmentConfig,
     EvaluationConfig,
     NetworkConfig,
+    ReferenceConfig,
     RunConfig,
 )
-from purejaxrl_scale.runner import checkpoints, evaluation, records, runner
+from purejaxrl_scale.runner import checkpoints, evaluation, folders, records, runner
 from purejaxrl_scale.runner.compilation import watch
 from purejaxrl_scale.runner.session import Session
 
@@ -96,25 +98,116 @@ def test_evaluation_changes_no_training_bit(whole, tmp_path):
     np.testing.assert_equal(checkpoints.restore(run, 12).leaves, checkpoints.restore(whole[0], 12).leaves)
 
 
-def test_stopped_and_resumed_it_ends_in_the_same_bits(whole, tmp_path, monkeypatch):
+@pytest.fixture
+def stopping(monkeypatch):
+    """Makes runs stop themselves by SIGTERM once they have taken some outer steps, until it is undone."""
     record = Session._record
 
-    def recording(self, *arguments, **options):
-        taken = record(self, *arguments, **options)
-        if not self._control.stopping:
-            os.kill(os.getpid(), signal.SIGTERM)
-            self._control.stop.wait(10)
-        return taken
+    def after(outer_step):
+        def recording(self, *arguments, **options):
+            taken = record(self, *arguments, **options)
+            if self.outer_step >= outer_step and not self._control.stopping:
+                os.kill(os.getpid(), signal.SIGTERM)
+                self._control.stop.wait(10)
+            return taken
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Session, "_record", recording)
-        assert runner.train(cartpole(tmp_path), "stopped") == 75
+        patch = monkeypatch.context()
+        patch.__enter__().setattr(Session, "_record", recording)
+        return lambda: patch.__exit__(None, None, None)
+
+    return after
+
+
+def test_stopped_and_resumed_it_ends_in_the_same_bits(whole, tmp_path, stopping):
+    undo = stopping(1)
+    assert runner.train(cartpole(tmp_path), "stopped") == 75
+    undo()
     run = only_run(tmp_path)
     assert checkpoints.steps(run) == [1]
     assert runner.resume(run) == 0
     assert untimed(run) == untimed(whole[0])
     np.testing.assert_equal(checkpoints.restore(run, 12).leaves, checkpoints.restore(whole[0], 12).leaves)
     assert records.read(run / "evaluations.jsonl") == records.read(whole[0] / "evaluations.jsonl")
+
+
+def restless(folder):
+    """Lengths of 4 to 8 that move in each outer step, a reference policy, and moments of advantages."""
+    config = cartpole(folder)
+    algorithm = dataclasses.replace(
+        config.algorithm,
+        advantage_center_of_mass=2.0,
+        reference=ReferenceConfig(center_of_mass=8.0),
+        adaptive_batch=AdaptiveBatchConfig(
+            driver="kl",
+            minimum=4,
+            maximum=8,
+            low=1e-6,
+            high=1e-2,
+            every=1,
+            window=3,
+            burn_in=1,
+            smoothing=0.5,
+            span="interval",
+        ),
+    )
+    return dataclasses.replace(config, algorithm=algorithm)
+
+
+def test_the_outer_loop_resumes_to_the_bit(tmp_path, stopping, capsys):
+    """Stopped while the length is between its ends; it, its window and snapshot, reference and moments are restored."""
+    assert runner.train(restless(tmp_path / "whole"), "whole") == 0
+    undo = stopping(4)
+    assert runner.train(restless(tmp_path / "cut"), "cut") == 75
+    undo()
+    whole, cut = only_run(tmp_path / "whole"), only_run(tmp_path / "cut")
+    (saved,) = checkpoints.steps(cut)
+    length = checkpoints.restore(cut, saved).leaves["outer_loop/adaptive_batch/length"]
+    assert 4 < length < 8
+    assert runner.resume(cut) == 0
+    assert untimed(cut) == untimed(whole)
+    last = checkpoints.steps(whole)[-1]
+    np.testing.assert_equal(checkpoints.restore(cut, last).leaves, checkpoints.restore(whole, last).leaves)
+    lines = untimed(whole)
+    assert lines[-1]["steps"] >= 12 * 128 > lines[-2]["steps"]
+    capsys.readouterr()
+    assert runner.resume(cut) == 0
+    assert "there is nothing to resume" in capsys.readouterr().out
+
+
+def test_an_adaptive_population_is_recorded_to_the_end_of_each_member(tmp_path):
+    assert runner.train(dataclasses.replace(restless(tmp_path), seeds=2), "both") == 0
+    for run in Path(tmp_path).iterdir():
+        lines = untimed(run)
+        assert lines[-1]["steps"] >= 12 * 128 > lines[-2]["steps"]
+        assert [line["outer_step"] for line in lines] == list(range(1, len(lines) + 1))
+
+
+def test_a_run_starts_with_what_another_has_learnt(whole, tmp_path):
+    """At a learning rate near 0 the weights stay those of the other run, and so does the new reference policy."""
+    config = cartpole(tmp_path, start_from=str(whole[0]))
+    algorithm = dataclasses.replace(
+        config.algorithm, learning_rate=1e-30, reference=ReferenceConfig(center_of_mass=64.0)
+    )
+    config = dataclasses.replace(config, total_steps=128, algorithm=algorithm, seed=7)
+    assert runner.train(config, "later") == 0
+    before, after = checkpoints.restore(whole[0], 12).leaves, checkpoints.restore(only_run(tmp_path), 1).leaves
+    weights = [name for name in before if name.startswith("learner/learnt/params")]
+    assert weights
+    for name in weights:
+        np.testing.assert_array_equal(after[name], before[name])
+        np.testing.assert_allclose(after[name.replace("params", "reference/params", 1)], before[name], rtol=1e-6)
+    low = "learner/observation_moments/samples/low"
+    assert after[low] == before[low] + 128
+    assert after["steps/low"] == 128
+
+
+def test_a_run_that_cannot_start_from_another_says_why(whole, tmp_path, capsys):
+    wider = cartpole(tmp_path / "wider", start_from=str(whole[0]))
+    assert runner.train(dataclasses.replace(wider, network=NetworkConfig(widths=(16,))), "wider") == 1
+    assert "does not fit this config" in capsys.readouterr().err
+    with pytest.raises(folders.RunError, match="is no run"):
+        runner.train(cartpole(tmp_path / "none", start_from="nowhere"), "none")
+    assert not (tmp_path / "none").exists()
 
 
 def test_members_of_a_population_have_records_of_their_own(whole, tmp_path):
