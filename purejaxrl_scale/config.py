@@ -227,7 +227,7 @@ class ScalingConfig:
 
 @dataclass(frozen=True)
 class MonitorsConfig:
-    """What is measured of the outer loop, none of which changes a bit of training."""
+    """What is measured of the outer loop. Learning does not depend on it, rounding apart."""
 
     samples: int = 16_384
     """States of the rollout on which policies are compared, drawn uniformly; 0 for all."""

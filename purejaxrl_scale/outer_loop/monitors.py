@@ -102,7 +102,17 @@ def kl_to_behaviour(policy: Policy, params: PyTree, reference: PyTree | None) ->
     return measure
 
 
-def changed_actions(policy: Policy, params: PyTree, before: PyTree | None) -> Measure:
+def kl_of_policies(policy: Policy, params: PyTree) -> Measure:
+    """Behavioural divergence of continuous actions, of which none is preferred: KL(behaviour || new)."""
+
+    def measure(block: States) -> dict[str, jax.Array]:
+        new = policy(params, block.memory, block.observation, block.is_first)
+        return {"outer/behavioural_divergence_kl": block.policy.kl(new)}
+
+    return measure
+
+
+def changed_actions(policy: Policy, params: PyTree, before: PyTree | None = None) -> Measure:
     """Share of states whose preferred action is another one under `params` than under `before`.
 
     `before` is None for the behaviour policy itself, whose outputs are at hand.
@@ -118,7 +128,7 @@ def changed_actions(policy: Policy, params: PyTree, before: PyTree | None) -> Me
     return measure
 
 
-def kl_of_change(policy: Policy, params: PyTree, before: PyTree | None) -> Measure:
+def kl_of_change(policy: Policy, params: PyTree, before: PyTree | None = None) -> Measure:
     """KL(new || old), the direction that Adaptive Batch Scaling measures; `before` as in `changed_actions`."""
 
     def measure(block: States) -> dict[str, jax.Array]:
@@ -171,8 +181,11 @@ def monitor(
     if config.monitors.kl and config.algorithm.name == "ppo":
         reference = after.learnt.reference.params if after.learnt.reference else None
         measures.append(kl_to_behaviour(policy, after.params, reference))
-    if config.monitors.behavioural_divergence and not isinstance(simulation.action_space, Box):
-        measures.append(changed_actions(policy, after.params, None))
+    if config.monitors.behavioural_divergence:
+        is_continuous = isinstance(simulation.action_space, Box)
+        measures.append(
+            kl_of_policies(policy, after.params) if is_continuous else changed_actions(policy, after.params)
+        )
     if measures:
         metrics |= mean_over_sample(config, trajectory, key, config.monitors.samples, combined(*measures))
     samples = config.environment.num_envs * jnp.asarray(trajectory.length, jnp.float32)

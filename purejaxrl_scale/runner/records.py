@@ -117,6 +117,11 @@ METRICS: dict[str, Metric] = {
         "mean over those states",
         "fraction",
     ),
+    "outer/behavioural_divergence_kl": Metric(
+        "the same for continuous actions: KL(behaviour || policy after the update)",
+        "closed form, mean over those states",
+        "nats",
+    ),
     "outer/NAME_se": Metric("standard error of outer/NAME", "deviation over those states / root of their number", ""),
     "outer/step_length": Metric("length of the outer step in parameter space", "exact", "1"),
     "outer/step_cosine": Metric("its cosine with the last outer step's", "exact", "1"),
