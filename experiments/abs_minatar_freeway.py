@@ -44,7 +44,15 @@ CONFIG = Config(
     monitors=MonitorsConfig(samples=256, noise_scale=False),
 )
 
+LARGE = {
+    "network.widths": (512,),
+    "network.output_norm": True,
+    "algorithm.rollout_length": 128,
+    "algorithm.adaptive_batch.maximum": 128,
+}
 PRESETS = {
+    "large": {**LARGE, "network.blocks": 5},  # the multi-skip head of PQN-L
+    "xl": {**LARGE, "network.blocks": 10},
     "fixed": {"algorithm.adaptive_batch.driver": "schedule", "algorithm.adaptive_batch.maximum": 16},
     "schedule": {"algorithm.adaptive_batch.driver": "schedule"},
     "noise_scale": {"algorithm.adaptive_batch.driver": "noise_scale", "monitors.noise_scale": True},

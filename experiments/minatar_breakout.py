@@ -1,6 +1,6 @@
 """MinAtar Breakout (Young & Tian 2019) with a small shared network; --preset cnn for a convolution."""
 
-from purejaxrl_scale.config import AlgorithmConfig, Config, EnvironmentConfig, NetworkConfig
+from purejaxrl_scale.config import AlgorithmConfig, Config, EnvironmentConfig, MonitorsConfig, NetworkConfig
 
 CONFIG = Config(
     total_steps=20_000_000,
@@ -16,6 +16,7 @@ CONFIG = Config(
         trace_decay=0.95,
         entropy_coefficient=0.01,
     ),
+    monitors=MonitorsConfig(samples=512),
 )
 
 PRESETS = {"cnn": {"network.name": "minatar_cnn", "network.widths": (128,)}}

@@ -1,6 +1,6 @@
 """PQN on gymnax CartPole with the hyperparameters of Gallici et al. 2025 (arXiv 2407.04811): 500,000 steps."""
 
-from purejaxrl_scale.config import AlgorithmConfig, Config, EnvironmentConfig, NetworkConfig
+from purejaxrl_scale.config import AlgorithmConfig, Config, EnvironmentConfig, MonitorsConfig, NetworkConfig
 
 CONFIG = Config(
     total_steps=500_000,
@@ -20,4 +20,5 @@ CONFIG = Config(
         exploration_end=0.2,
         exploration_fraction=0.2,
     ),
+    monitors=MonitorsConfig(samples=256),
 )

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from purejaxrl_scale import counters
-from purejaxrl_scale.config import AdaptiveBatchConfig, Config
+from purejaxrl_scale.config import AdaptiveBatchConfig, Config, problems
 from purejaxrl_scale.environments import autoreset
 from purejaxrl_scale.environments.autoreset import Start
 from purejaxrl_scale.environments.interface import ActionSpace, Discrete, MultiDiscrete, PyTree
@@ -194,7 +194,10 @@ def _adaptive_cases(trainer: Trainer) -> list[_Case]:
         state = trainer.init(jax.random.key(trainer.config.seed))
         cases.append(replace(whole, name=name, call=_at_lengths(whole.call, lengths), state=state, steps=steps))
     for length in (shortest, longest):
-        cases.append(_training_case(f"fixed length {length}", make_train(_at_one_length(trainer.config, length))))
+        config = _at_one_length(trainer.config, length)
+        # A fixed length must divide into whole minibatches, which one that adapts need not.
+        if not problems(config):
+            cases.append(_training_case(f"fixed length {length}", make_train(config)))
     return cases
 
 

@@ -124,9 +124,9 @@ class AdaptiveBatchConfig:
     maximum: int = 64
     """Longest rollout; at most algorithm.rollout_length, which the buffers hold."""
     low: float = 0.05
-    """Divergence at and below which rollouts are longest."""
+    """Divergence at and below which rollouts are longest; the paper has 0.01 nats for driver kl."""
     high: float = 0.95
-    """Divergence at and above which rollouts are shortest."""
+    """Divergence at and above which rollouts are shortest; the paper has 0.1 nats for driver kl."""
     every: int = 50
     """Outer steps from one measurement to the next."""
     window: int = 20
@@ -238,7 +238,7 @@ class MonitorsConfig:
     outer_step: bool = True
     """Length of the outer step in parameter space, and its cosine with the last one."""
     noise_scale: bool = True
-    """Gradient noise scale, from microbatches."""
+    """Gradient noise scale, between the microbatches of a minibatch; not where each is a single microbatch."""
 
 
 @dataclass(frozen=True)
@@ -378,7 +378,8 @@ class Config:
     def compares_policies(self) -> bool:
         """Whether rollouts keep the behaviour policy's outputs, to compare the new policy with."""
         driver = self.algorithm.adaptive_batch.driver
-        return self.monitors.kl or self.monitors.behavioural_divergence or driver in {"behavioural_divergence", "kl"}
+        monitors_kl = self.monitors.kl and self.algorithm.name == "ppo"
+        return monitors_kl or self.monitors.behavioural_divergence or driver in {"behavioural_divergence", "kl"}
 
 
 def problems(config: Config) -> list[str]:

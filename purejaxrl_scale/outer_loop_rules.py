@@ -10,6 +10,15 @@ from purejaxrl_scale.config import Config
 from purejaxrl_scale.config_io import fields, get
 from purejaxrl_scale.ranges import RANGES
 
+DIVERGENCE_FIELDS = [
+    f"algorithm.adaptive_batch.{name}" for name in ("low", "high", "window", "burn_in", "samples", "span")
+]
+
+
+def compares(config: Config) -> bool:
+    """Whether the rollout length follows a divergence between policies."""
+    return config.algorithm.adaptive_batch.driver in {"behavioural_divergence", "kl"}
+
 
 def broken_outer_loop_rules(config: Config) -> list[str]:
     """One sentence for each broken rule."""
@@ -29,8 +38,8 @@ def _changes(config: Config) -> Iterator[str]:
             yield fault
         if get(config, change.field) is None:
             yield (
-                f"changes: {change.field} is none at the start, and a number would be another program; "
-                "start it at a number, 0 for no averaging"
+                f"changes: {change.field} is none at the start, and a number would be another program; start it at a "
+                "number, or change it in a second run that starts with what this one has learnt: run.start_from"
             )
         if not 0 <= change.at < config.total_steps:
             yield (
@@ -74,15 +83,32 @@ def _adaptive(config: Config) -> Iterator[str]:
                 f"{prefix}.burn_in must not exceed {prefix}.window: {options.burn_in} is more than {options.window}; "
                 f"the nearest legal value is {options.window}"
             )
-    elif options.span == "interval":
-        yield f"{prefix}.span interval needs a driver that compares policies: {prefix}.driver is {options.driver}"
-    if options.driver == "noise_scale" and not config.monitors.noise_scale:
-        yield f"{prefix}.driver noise_scale needs monitors.noise_scale: it is off"
+    if options.driver == "noise_scale":
+        yield from _noise_scale(config)
     if options.driver == "kl" and config.algorithm.name != "ppo":
         yield f"{prefix}.driver kl needs algorithm.name ppo; {config.algorithm.name} goes with behavioural_divergence"
     if config.algorithm.shuffle == "permutation":
         yield f"algorithm.shuffle permutation needs rollouts of one length; use feistel, or {prefix}.driver none"
     yield from _lengths(config)
+
+
+def _noise_scale(config: Config) -> Iterator[str]:
+    """The driver compares microbatches, so that the smallest minibatch must be two of them at least."""
+    algorithm, unit = config.algorithm, config.devices.logical_shards * config.segment_length
+    driver = "algorithm.adaptive_batch.driver noise_scale needs"
+    if not config.monitors.noise_scale:
+        yield f"{driver} monitors.noise_scale: it is off"
+    if algorithm.minibatch_size < 2 * unit:
+        yield (
+            f"{driver} minibatches of two microbatches: algorithm.minibatch_size is {algorithm.minibatch_size:,}; the "
+            f"nearest legal value is {2 * unit:,}"
+        )
+    elif algorithm.microbatch_size > algorithm.minibatch_size // 2:
+        yield (
+            f"{driver} minibatches of two microbatches: algorithm.microbatch_size is {algorithm.microbatch_size:,} and "
+            f"algorithm.minibatch_size {algorithm.minibatch_size:,}; the nearest legal microbatch_size is "
+            f"{algorithm.minibatch_size // 2 // unit * unit:,}"
+        )
 
 
 def _lengths(config: Config) -> Iterator[str]:
@@ -117,5 +143,8 @@ def _lengths(config: Config) -> Iterator[str]:
 
 
 def adaptive_fields() -> list[str]:
-    """The fields that mean nothing at one rollout length."""
-    return [name for name in fields() if name.startswith("algorithm.adaptive_batch.") and not name.endswith(".driver")]
+    """The fields that mean nothing at one rollout length, those apart that a divergence needs."""
+    prefix = "algorithm.adaptive_batch."
+    return [
+        name for name in fields() if name.startswith(prefix) and name not in {f"{prefix}driver", *DIVERGENCE_FIELDS}
+    ]

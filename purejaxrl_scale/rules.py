@@ -12,7 +12,7 @@ from purejaxrl_scale.batch_rules import broken_batch_rules, neighbours
 from purejaxrl_scale.config import Config
 from purejaxrl_scale.config_io import get
 from purejaxrl_scale.environments import catalogue, kinetix_catalogue
-from purejaxrl_scale.outer_loop_rules import adaptive_fields, broken_outer_loop_rules
+from purejaxrl_scale.outer_loop_rules import DIVERGENCE_FIELDS, adaptive_fields, broken_outer_loop_rules, compares
 from purejaxrl_scale.ranges import RANGES, WIDTH
 
 _SEEDS = 2**32  # without 64-bit mode JAX cuts a seed to 32 bits, so larger ones would repeat smaller ones
@@ -166,6 +166,11 @@ _NEEDS: dict[str, tuple[Callable[[Config], bool], str]] = {
         "algorithm.reference.center_of_mass",
     ),
     **dict.fromkeys(adaptive_fields(), (lambda config: config.adapts, "algorithm.adaptive_batch.driver")),
+    **dict.fromkeys(DIVERGENCE_FIELDS, (compares, "algorithm.adaptive_batch.driver behavioural_divergence or kl")),
+    "monitors.samples": (
+        lambda config: config.monitors.kl or config.monitors.behavioural_divergence,
+        "monitors.kl or monitors.behavioural_divergence",
+    ),
     **dict.fromkeys(
         ["algorithm.adaptive_batch.epochs_length", "algorithm.adaptive_batch.minimum_epochs"],
         (
@@ -219,7 +224,11 @@ def _circumstance(config: Config, name: str) -> str:
     if name == "algorithm.kl_coefficient":
         return f"algorithm.objective {algorithm.objective}"
     if group == "algorithm.adaptive_batch":
+        if name in DIVERGENCE_FIELDS and config.adapts:
+            return f"driver {algorithm.adaptive_batch.driver}"
         return "epochs fixed" if config.adapts else "rollouts of one length"
+    if group == "monitors":
+        return "both of them off"
     if name == "algorithm.reference.debias":
         return "the behaviour policy as its own reference"
     if group == "scaling":

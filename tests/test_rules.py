@@ -294,7 +294,7 @@ ADAPTIVE = {
         ({"algorithm.minibatch_size": 768}, "must divide the shortest batch: 768 does not divide"),
         (
             {"algorithm.adaptive_batch.driver": "schedule", "algorithm.adaptive_batch.span": "interval"},
-            "span interval needs a driver that compares policies",
+            "span needs algorithm.adaptive_batch.driver behavioural_divergence or kl, and would be ignored",
         ),
         (
             {"algorithm.adaptive_batch.driver": "noise_scale", "monitors.noise_scale": False},

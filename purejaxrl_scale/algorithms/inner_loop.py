@@ -153,12 +153,23 @@ def microbatches(config: Config, num_local: int) -> tuple[int, int]:
     micro = min(largest, max(1, samples // unit))
     if config.adapts and not config.algorithm.microbatch_size:
         # A last microbatch that is nearly empty costs as much as a full one, so at most about a quarter is wasted.
-        smallest = max(1, config.algorithm.minibatch_size // (config.devices.logical_shards * config.segment_length))
-        micro = min(micro, max(smallest // 4, min(smallest, ADAPTIVE_MICROBATCH // unit), 1))
-    if config.monitors.noise_scale and shards == config.devices.logical_shards:
-        # The noise scale compares microbatches, so one device needs two of them at least.
-        micro = min(micro, max(1, (largest + 1) // 2))
+        smallest = _smallest_size(config)
+        least = 1 if config.algorithm.adaptive_batch.driver == "noise_scale" else ADAPTIVE_MICROBATCH // unit
+        micro = min(micro, max(smallest // 4, min(smallest, least), 1))
     return micro, -(-largest // micro)
+
+
+def measures_noise(config: Config, num_local: int) -> bool:
+    """Whether every minibatch is a sum of several microbatches, between which the gradient noise scale can be read."""
+    if not config.monitors.noise_scale:
+        return False
+    several_devices = shards_here(config, num_local) < config.devices.logical_shards
+    return several_devices or _smallest_size(config) > microbatches(config, num_local)[0]
+
+
+def _smallest_size(config: Config) -> int:
+    """Segments that a logical shard gives to the smallest minibatch."""
+    return max(1, config.algorithm.minibatch_size // (config.devices.logical_shards * config.segment_length))
 
 
 def _largest_size(config: Config, shard_envs: int) -> int:
@@ -200,6 +211,7 @@ def minibatch_gradient(
     micro, blocks = microbatches(config, source.num_envs)
     valid = source.batch.valid[rows] & (jnp.arange(capacity)[None, None] < size)
     advantage = standardised(source.batch.advantage[rows], valid) if normalise_advantages else None
+    noisy = measures_noise(config, source.num_envs)
     first_column = shard_index() * jnp.uint32(shards) * size.astype(jnp.uint32)
 
     def flat(leaf):
@@ -223,7 +235,7 @@ def minibatch_gradient(
             learnt.params
         )
         samples = jnp.sum(counts, dtype=jnp.float32)
-        if config.monitors.noise_scale:
+        if noisy:
             weighted = optax.tree.norm(gradient, squared=True) / jnp.maximum(samples, 1.0)
             parts = {**parts, _WEIGHTED_NORM: weighted, _MICROBATCHES: (samples > 0).astype(jnp.float32)}
         return gradient, parts, samples
@@ -245,7 +257,7 @@ def minibatch_gradient(
     gradient, parts = jax.tree.map(lambda leaf: leaf / samples, (gradient, parts))
     norm = optax.tree.norm(gradient)
     parts["optimiser/gradient_norm"] = norm
-    if config.monitors.noise_scale:
+    if noisy:
         grad_norm_sq, variance = noise_scale.from_microbatches(weighted, norm**2, parts_of, samples)
         parts |= {"outer/gradient_norm_sq": grad_norm_sq, "outer/gradient_variance": variance}
     return gradient, parts

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from purejaxrl_scale import counters
 from purejaxrl_scale.counters import Counter
+from purejaxrl_scale.devices import common_bound
 from purejaxrl_scale.outer_loop import adaptive_batch, monitors, noise_scale
 from purejaxrl_scale.rollout import Simulation, Trajectory
 from purejaxrl_scale.state import Learner, OuterLoop, TrainState
@@ -40,7 +41,10 @@ def adapt(
             )
             return found[_NAMES[options.driver]]
 
-        divergence = jax.lax.cond(due, measured, lambda: jnp.float32(jnp.nan))
+        # One predicate for all seeds of a population: of one for each, vmap would compute both branches every time.
+        anyone = jnp.asarray(common_bound(due.astype(jnp.int32))) > 0
+        found = jax.lax.cond(anyone, measured, lambda: jnp.float32(jnp.nan))
+        divergence = jnp.asarray(jnp.where(due, found, jnp.nan))
         state = adaptive_batch.update(state, divergence, options)
         metrics["outer/adaptive_divergence"] = divergence
     else:

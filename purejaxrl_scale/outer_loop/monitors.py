@@ -41,6 +41,7 @@ def mean_over_sample(
 
     `samples` states are drawn without replacement over all devices, as many from each logical shard; 0 for all. They
     come in blocks, one after the other, so that memory holds only one. States in which physics broke are left out.
+    Errors are those of independent segments, of one state each in feed-forward networks.
     """
     num_local = trajectory.valid.shape[1]
     shards, segment = inner_loop.shards_here(config, num_local), config.segment_length
@@ -69,16 +70,20 @@ def mean_over_sample(
             policy=jax.tree.map(lambda leaf: leaf[rows], flat.policy),
         )
         values = {name: jnp.where(valid, value, 0.0) for name, value in measure(states).items()}
-        return jax.tree.map(lambda value: (jnp.sum(value), jnp.sum(value**2)), values), jnp.sum(valid)
+        # Steps of one segment are no independent draws, so that errors are those of the segments' means.
+        steps = jnp.sum(valid, axis=0)
+        means = jax.tree.map(lambda value: jnp.sum(value, axis=0) / jnp.maximum(steps, 1), values)
+        spread = jax.tree.map(lambda value: (jnp.sum(value), jnp.sum(value**2)), means)
+        return jax.tree.map(jnp.sum, values), spread, jnp.sum(valid), jnp.sum(steps > 0)
 
-    totals, counts = jax.lax.map(sums, (rows, drawn))
-    totals, count = global_sum(jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), (totals, counts)))
-    count = jnp.maximum(count.astype(jnp.float32), 1.0)
+    parts = jax.lax.map(sums, (rows, drawn))
+    totals, spreads, count, segments = global_sum(jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), parts))
+    count, segments = (jnp.maximum(number.astype(jnp.float32), 1.0) for number in (count, segments))
     found = {}
-    for name, (total, squares) in totals.items():
-        mean = total / count
-        variance = jnp.maximum(squares / count - mean**2, 0.0)
-        found |= {name: mean, f"{name}_se": jnp.sqrt(variance / count)}
+    for name, total in totals.items():
+        mean, mean_square = (part / segments for part in spreads[name])
+        variance = jnp.maximum(mean_square - mean**2, 0.0)
+        found |= {name: total / count, f"{name}_se": jnp.sqrt(variance / segments)}
     return found
 
 
@@ -196,7 +201,7 @@ def monitor(
         cut = inner_loop.cut(config, trajectory.length)
         age = after.learnt.reference.age
         metrics |= {"reference/age": age, "reference/age_samples": age * samples / (cut.epochs * cut.minibatches)}
-    if outer_loop.noise_scale:
+    if outer_loop.noise_scale and "outer/gradient_variance" in averages:
         noise = noise_scale.update(
             outer_loop.noise_scale, averages["outer/gradient_norm_sq"], averages["outer/gradient_variance"]
         )

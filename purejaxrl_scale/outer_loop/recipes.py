@@ -149,6 +149,11 @@ def _invariant(config: Config, growth: Fraction, num_envs: int) -> Any:
     if algorithm.reference.center_of_mass is None:
         faults.append("scaling.recipe batch_size_invariant needs algorithm.reference.center_of_mass: it is none")
     moments = algorithm.advantage_center_of_mass
+    if moments is None and algorithm.normalise_advantages:
+        faults.append(
+            "scaling.recipe batch_size_invariant needs algorithm.advantage_center_of_mass, 0 for the moments of each "
+            "batch: it is none, and minibatches would standardise by their own"
+        )
     if moments is not None:
         # The effective size of an average with centre of mass c is 2 c + 1 outer steps, and is kept in samples.
         moments = (float((2 * Fraction(moments) + 1) / growth) - 1.0) / 2.0

@@ -28,7 +28,7 @@ class Metric(NamedTuple):
     definition: str
     estimator: str
     unit: str
-    over_interval: Literal["last", "mean", "sum", "ratio"] = "mean"  # how outer steps of a log interval are joined
+    over_interval: Literal["last", "mean", "sparse", "sum", "ratio"] = "mean"  # how outer steps of an interval join
 
 
 METRICS: dict[str, Metric] = {
@@ -62,7 +62,7 @@ METRICS: dict[str, Metric] = {
     "episode/count": Metric("episodes that ended in the interval", "exact count", "episodes", "sum"),
     "environment/resets": Metric("environments that were reset", "exact count", "resets", "sum"),
     "environment/nan_resets": Metric("resets because physics turned NaN", "exact count", "resets", "sum"),
-    "loss/policy": Metric("clipped surrogate, negated", "mean over samples and optimiser steps", "1"),
+    "loss/policy": Metric("surrogate, clipped or penalised, negated", "mean over samples and optimiser steps", "1"),
     "loss/value": Metric(
         "half the squared value error",
         "mean over samples and optimiser steps",
@@ -96,7 +96,7 @@ METRICS: dict[str, Metric] = {
         "share of ratios to the reference outside it", "mean likewise", "fraction"
     ),
     "outer/kl_exact": Metric(
-        "KL(behaviour || policy after the update)",
+        "PPO: KL(behaviour || policy after the update)",
         "closed form, mean over monitors.samples states of the rollout",
         "nats",
     ),
@@ -107,11 +107,12 @@ METRICS: dict[str, Metric] = {
         "KL(reference || policy after the update)", "closed form, mean over those states", "nats"
     ),
     "outer/ddr_exact": Metric(
-        "data-to-divergence ratio: samples of the outer step / KL(behaviour || policy after it)",
+        "PPO: data-to-divergence ratio, samples of the outer step / KL(behaviour || policy after it)",
         "by outer/kl_exact",
         "samples/nat",
+        "sparse",
     ),
-    "outer/ddr_k3": Metric("the same", "by outer/kl_k3", "samples/nat"),
+    "outer/ddr_k3": Metric("the same", "by outer/kl_k3", "samples/nat", "sparse"),
     "outer/behavioural_divergence": Metric(
         "share of states whose preferred action the update changed, in any component; discrete actions only",
         "mean over those states",
@@ -130,11 +131,17 @@ METRICS: dict[str, Metric] = {
     ),
     "outer/gradient_variance": Metric("tr Σ, variance of one sample's gradient", "unbiased, likewise", "1"),
     "outer/noise_scale": Metric(
-        "gradient noise scale tr Σ / |G|²", "averages over about 20 outer steps, divided afterwards", "samples"
+        "gradient noise scale tr Σ / |G|²",
+        "averages over about 20 outer steps, divided afterwards",
+        "samples",
+        "sparse",
     ),
     "outer/rollout_length": Metric("steps of the rollout, where its length adapts", "exact count", "steps"),
     "outer/adaptive_divergence": Metric(
-        "what the rollout length follows", "mean over adaptive_batch.samples states, in outer steps that measure", ""
+        "what the rollout length follows",
+        "mean over adaptive_batch.samples states, in outer steps that measure",
+        "",
+        "sparse",
     ),
     "reference/age": Metric("mean age of the weights in the reference policy", "exact", "optimiser steps"),
     "reference/age_samples": Metric("the same", "exact, at the rate of this outer step", "samples"),
@@ -148,7 +155,7 @@ METRICS: dict[str, Metric] = {
         "1",
     ),
     "optimiser/gradient_norm": Metric("global norm of the gradient before clipping", "mean over optimiser steps", "1"),
-    "optimiser/learning_rate": Metric("step size of Adam", "mean over optimiser steps", "1"),
+    "optimiser/learning_rate": Metric("step size of Adam, or of PQN's RAdam", "mean over optimiser steps", "1"),
     "evaluation/MODE/mean": Metric(
         "raw return of evaluation episodes; MODE is deterministic or stochastic",
         "mean over a fixed quota of finished episodes",
@@ -195,6 +202,8 @@ class Recorder:
             sums = self.pending.setdefault(name, [0, 0])
             if _joined_by(name) == "last":
                 sums[0], sums[1] = value, 1
+            elif _joined_by(name) == "sparse" and not math.isfinite(value):
+                continue
             else:
                 sums[0] += value
                 sums[1] += 1
@@ -223,6 +232,9 @@ def line_of(sums: Mapping[str, list[Number]]) -> Line:
             members = sums.get(f"{name.rsplit('/', 1)[0]}/count", [0, 0])[0]
             if members:
                 line[name.removesuffix("_sum")] = _finite(total / members)
+        elif _joined_by(name) == "sparse":
+            if count:
+                line[name] = _finite(total / count)
         elif _joined_by(name) == "mean":
             line[name] = _finite(total / count)
         else:

@@ -63,7 +63,7 @@ def test_the_gradient_of_a_minibatch_by_hand_on_any_number_of_devices(count, mic
         return inner_loop.minibatch_gradient(objective, config, learnt, source, drawn, key, normalise_advantages=True)
 
     gradient, parts = jax.jit(on_devices(count, of_shard, PartitionSpec(None, DEVICE_AXIS), PartitionSpec()))(batch)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-6), gradient, expected)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), gradient, expected)
     assert float(parts["policy/clip_fraction"]) == 0.0
     np.testing.assert_allclose(parts["policy/kl_k3"], 0.0, atol=1e-6)
 

@@ -115,7 +115,7 @@ def test_a_reference_equal_to_the_behaviour_policy_is_ordinary_ppo(objective, ke
         ordinary, decoupled = by_hand(params), total(params, behaviour)
         slopes = [jax.grad(by_hand)(params), jax.grad(total)(params, behaviour)]
     np.testing.assert_allclose(decoupled, ordinary, rtol=1e-6)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5), *slopes)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), *slopes)
 
 
 def test_the_reference_moves_after_every_optimiser_step():

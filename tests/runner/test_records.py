@@ -117,3 +117,20 @@ def test_the_table_has_a_row_a_metric():
     assert all(row.replace("\\|", "").count("|") == 5 for row in table)
     for name in records.METRICS:
         assert sum(f"`{name}`" in row for row in table) == 1
+
+
+def test_measurements_that_come_now_and_then_are_averaged_over_those_there_are():
+    """A divergence in every third outer step, a ratio that is once infinite; and nothing where there was none."""
+    recorder = records.Recorder(log_every=3)
+    rows = [(math.nan, 4.0), (0.3, math.inf), (math.nan, 6.0), (math.nan, math.inf), (math.nan, math.nan), (0.5, 1.0)]
+    lines = []
+    for step, (divergence, ratio) in enumerate(rows, start=1):
+        names = {"outer/adaptive_divergence": divergence, "outer/ddr_k3": ratio}
+        lines.append(recorder.add({"steps": step, "outer_step": step, **names}))
+    first, second = (line for line in lines if line is not None)
+    assert first["outer/adaptive_divergence"] == 0.3
+    assert first["outer/ddr_k3"] == 5.0
+    assert (second["outer/adaptive_divergence"], second["outer/ddr_k3"]) == (0.5, 1.0)
+    alone = records.Recorder(log_every=1).add({"steps": 1, "outer_step": 1, "outer/adaptive_divergence": math.nan})
+    assert alone is not None
+    assert "outer/adaptive_divergence" not in alone
