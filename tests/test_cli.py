@@ -398,3 +398,20 @@ lines = st.tuples(
 def test_no_command_line_gives_a_traceback(runs, capsys, monkeypatch, tmp_path, line):
     monkeypatch.chdir(tmp_path)
     assert cli.main(line) in {0, 2, 75}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "threads"),
+    [
+        ("JAX_NUM_CPU_DEVICES", "8", "16"),
+        ("XLA_FLAGS", "--xla_force_host_platform_device_count=8", "16"),
+        ("XLA_FLAGS", "--xla_dump_to=/tmp/x", None),
+    ],
+)
+def test_threads_are_added_only_for_several_cpu_devices(monkeypatch, name, value, threads):
+    for variable in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "NPROC"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv(name, value)
+    cli.main(["--version"])
+    assert os.environ.get("NPROC") == threads
+    monkeypatch.delenv("NPROC", raising=False)
