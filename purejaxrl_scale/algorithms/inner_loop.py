@@ -83,11 +83,6 @@ def cut(config: Config, length: int | jax.Array) -> Cut:
     return Cut(length, minibatches, epochs)
 
 
-def whole(config: Config, length: int | jax.Array) -> Cut:
-    """The whole rollout as one minibatch."""
-    return Cut(length, 1, 1)
-
-
 def shards_here(config: Config, num_local: int) -> int:
     """Logical shards on this device, which holds `num_local` environments."""
     return config.devices.logical_shards * num_local // config.environment.num_envs

@@ -113,7 +113,7 @@ def adaptive_config(rule, minimum=4, maximum=16, size=16):
 
 
 @pytest.mark.parametrize("rule", ["fixed_count", "fixed_size"])
-@pytest.mark.parametrize("length", [4, 5, 7, 11, 16])
+@pytest.mark.parametrize("length", [4, 7, 16])
 def test_every_sample_once_an_epoch_at_every_length(key, rule, length):
     """Sizes differ by at most one sample a logical shard, under one compile for all lengths."""
     config = adaptive_config(rule)
