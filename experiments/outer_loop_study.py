@@ -8,7 +8,7 @@ population. Run it with
     uv run python experiments/outer_loop_study.py
 
 which writes experiments/results/outer_loop_study.jsonl, one line a member, and draws the figure from it; what is there
-already is not trained again. `--draw` only draws.
+already is not trained again, so name another folder by `--output` to repeat it. `--draw` only draws.
 """
 
 from __future__ import annotations

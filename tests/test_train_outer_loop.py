@@ -12,6 +12,7 @@ from purejaxrl_scale.algorithms import ppo
 from purejaxrl_scale.config import AdaptiveBatchConfig, MonitorsConfig, ReferenceConfig
 from purejaxrl_scale.outer_loop import divergence
 from purejaxrl_scale.outer_loop.noise_scale import NoiseScale
+from purejaxrl_scale.rollout import collect
 from tests.probes import Clock
 from tests.test_train import assert_equal, make_trainer
 
@@ -205,14 +206,11 @@ def test_monitors_of_all_states_are_those_of_the_whole_rollout():
     trainer = make_trainer(Clock(), monitors=MonitorsConfig(samples=0), algorithm={"learning_rate": 3e-2})
     start = trainer.init(jax.random.key(3))
     before = jax.tree.map(jnp.copy, start.learner.params)
-    observations = []
     state = jax.tree.map(jnp.copy, start)
     after, metrics = trainer.chunk(start, 1)
 
     def policy(params, observation):
         return trainer.network.step(params, (), observation, jnp.zeros(observation.shape[0], bool))[1]
-
-    from purejaxrl_scale.rollout import collect
 
     key = jax.random.split(jax.random.fold_in(state.key, jnp.uint32(0)), 3)[0]
     _, trajectory, _ = collect(trainer.simulation, before, lambda x: x, lambda policy: policy, (), state.actors, key, 8)
