@@ -16,7 +16,7 @@ CONFIG = Config(
         trace_decay=0.95,
         entropy_coefficient=0.01,
     ),
-    monitors=MonitorsConfig(samples=512),
+    monitors=MonitorsConfig(samples=256),
 )
 
 PRESETS = {"cnn": {"network.name": "minatar_cnn", "network.widths": (128,)}}

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from purejaxrl_scale import counters
-from purejaxrl_scale.config import AdaptiveBatchConfig, Config, problems
+from purejaxrl_scale.config import AdaptiveBatchConfig, Config, MonitorsConfig, problems
 from purejaxrl_scale.environments import autoreset
 from purejaxrl_scale.environments.autoreset import Start
 from purejaxrl_scale.environments.interface import ActionSpace, Discrete, MultiDiscrete, PyTree
@@ -31,6 +31,8 @@ from purejaxrl_scale.outer_loop.adaptive_batch import AdaptiveBatch
 from purejaxrl_scale.rollout import Actors, Simulation, collect, environment_keys
 from purejaxrl_scale.state import TrainState
 from purejaxrl_scale.train import Trainer, make_train
+
+LEARNING, TEXTBOOK, UNMONITORED = "+ learning", "+ learning, textbook shuffle", "+ learning, monitors off"
 
 
 @dataclass(frozen=True)
@@ -101,21 +103,27 @@ def random_rollout(simulation: Simulation, pool, actors: Actors, key: jax.Array)
     return actors._replace(start=start)
 
 
-def measure(config: Config, *, textbook: bool = False, seconds: float = 5.0) -> list[Measurement]:
+def measure(
+    config: Config, *, textbook: bool = False, unmonitored: bool = False, seconds: float = 5.0
+) -> list[Measurement]:
     """Each way for about `seconds`, in turns so that a slow spell of the machine hits all alike.
 
-    With `textbook`, training is also measured with the shuffle that sorts and copies the batch.
+    With `textbook`, training is also measured with the shuffle that sorts and copies the batch; with `unmonitored`,
+    with every monitor off.
     """
     config = replace(config, devices=replace(config.devices, count=1))
     trainer = make_train(config)
     cases = [
         _case("environment", config, trainer, _environment_only(trainer)),
         _case("+ policy", config, trainer, _with_policy(trainer)),
-        *(_adaptive_cases(trainer) if config.adapts else [_training_case("+ learning", trainer)]),
+        *(_adaptive_cases(trainer) if config.adapts else [_training_case(LEARNING, trainer)]),
     ]
     if textbook:
         shuffled = replace(config, algorithm=replace(config.algorithm, shuffle="permutation"))
-        cases.append(_training_case("+ learning, textbook shuffle", make_train(shuffled)))
+        cases.append(_training_case(TEXTBOOK, make_train(shuffled)))
+    if unmonitored:
+        silent = MonitorsConfig(kl=False, behavioural_divergence=False, outer_step=False, noise_scale=False)
+        cases.append(_training_case(UNMONITORED, make_train(replace(config, monitors=silent))))
     rates: dict[str, list[float]] = {case.name: [] for case in cases}
     for case in cases:
         case.run()
@@ -182,12 +190,12 @@ def _adaptive_cases(trainer: Trainer) -> list[_Case]:
     """Learning at lengths that move from end to end and at each end, under one compile; and fixed at each end."""
     shortest, longest = trainer.config.shortest_rollout, trainer.config.longest_rollout
     moving = [shortest + (longest - shortest) * part // 12 for part in range(13)]
-    whole = _training_case("+ learning", trainer)
+    whole = _training_case(LEARNING, trainer)
     cases = []
     for name, lengths in (
-        (f"+ learning, {shortest} to {longest} steps", moving),
-        (f"+ learning, {shortest} steps", [shortest]),
-        (f"+ learning, {longest} steps", [longest]),
+        (f"{LEARNING}, {shortest} to {longest} steps", moving),
+        (f"{LEARNING}, {shortest} steps", [shortest]),
+        (f"{LEARNING}, {longest} steps", [longest]),
     ):
         steps = trainer.config.environment.num_envs * sum(lengths)
         # The state is donated, so each case needs one of its own.
@@ -271,15 +279,25 @@ def render(name: str, config: Config, measurements: list[Measurement]) -> Table:
     return table
 
 
-def main(config: Config, name: str, *, textbook: bool = False, seconds: float = 5.0, output: Path | None = None) -> int:
+def main(
+    config: Config,
+    name: str,
+    *,
+    textbook: bool = False,
+    unmonitored: bool = False,
+    seconds: float = 5.0,
+    output: Path | None = None,
+) -> int:
     """Measure, print the table, and write it as JSON lines to `output` where one is given."""
     console = Console()
     with console.status(f"measuring {name} on {jax.devices()[0].platform} ..."):
-        measurements = measure(config, textbook=textbook, seconds=seconds)
+        measurements = measure(config, textbook=textbook, unmonitored=unmonitored, seconds=seconds)
     console.print(render(name, config, measurements))
+    rates = {one.name: one.steps_per_second for one in measurements}
     if textbook:
-        ratio = measurements[2].steps_per_second / measurements[3].steps_per_second
-        console.print(f"training throughput over the textbook shuffle's: {ratio:.2f}x")
+        console.print(f"training throughput over the textbook shuffle's: {rates[LEARNING] / rates[TEXTBOOK]:.2f}x")
+    if unmonitored:
+        console.print(f"cost of all monitors together: {1 - rates[LEARNING] / rates[UNMONITORED]:.1%}")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     console.print(f"peak resident memory of this process, compilers included: {peak / 1e6:,.0f} MB")
     console.print(

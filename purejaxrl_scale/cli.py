@@ -106,8 +106,11 @@ def _bench(arguments: list[str]) -> int:
     seconds = options.get("seconds", 5.0)
     if seconds <= 0:
         raise ConfigError([f"--seconds must be greater than 0: it is {seconds:g}"])
-    if options.get("textbook") and chosen.config.adapts:
-        raise ConfigError(["--textbook needs rollouts of one length: set algorithm.adaptive_batch.driver none"])
+    for comparison in ("textbook", "unmonitored"):
+        if options.get(comparison) and chosen.config.adapts:
+            raise ConfigError(
+                [f"--{comparison} needs rollouts of one length: set algorithm.adaptive_batch.driver none"]
+            )
     _check_devices(chosen.config)
     from purejaxrl_scale import bench
 
@@ -115,6 +118,7 @@ def _bench(arguments: list[str]) -> int:
         chosen.config,
         chosen.experiment.name,
         textbook=options.get("textbook", False),
+        unmonitored=options.get("unmonitored", False),
         seconds=seconds,
         output=Path(options["output"]) if options.get("output") else None,
     )
@@ -168,6 +172,7 @@ def _doctor(arguments: list[str]) -> int:
 
 BENCH_OPTIONS = {
     Field("textbook", bool, traced=False): "also measure the textbook shuffle: a permutation array and a copy",
+    Field("unmonitored", bool, traced=False): "also measure training with every monitor off",
     Field("seconds", float, traced=False): "time to measure each way for (default: 5)",
     Field("output", str, traced=False): "append the table to this file, as JSON lines",
 }

@@ -44,6 +44,9 @@ class OuterLoop(NamedTuple):
     adaptive_batch: AdaptiveBatch | tuple[()]
     snapshot: PyTree  # the parameters at the last measurement, where the divergence spans the time since
     noise_scale: NoiseScale | tuple[()]
+    last_params: (
+        PyTree  # those the next outer step starts from; the learner's own would be kept alive beside its new ones
+    )
     last_step: PyTree  # the last outer step in parameter space
 
 
@@ -88,6 +91,16 @@ def init_state(simulation: Simulation, key: jax.Array, hyperparameters: Hyperpar
     return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype), state)
 
 
+def starting_at(outer_loop: OuterLoop, params: PyTree) -> OuterLoop:
+    """The same outer loop where other parameters are put in before the first outer step."""
+
+    def copied(kept: PyTree) -> PyTree:
+        # The state is donated, and one buffer cannot be donated twice.
+        return jax.tree.map(jnp.copy, params) if kept else kept
+
+    return outer_loop._replace(snapshot=copied(outer_loop.snapshot), last_params=copied(outer_loop.last_params))
+
+
 def init_outer_loop(config: Config, params: PyTree) -> OuterLoop:
     """An outer loop that has seen nothing yet."""
     adaptive, monitors = config.algorithm.adaptive_batch, config.monitors
@@ -95,5 +108,6 @@ def init_outer_loop(config: Config, params: PyTree) -> OuterLoop:
         adaptive_batch=adaptive_batch.init(adaptive) if config.adapts else (),
         snapshot=params if config.adapts and adaptive.span == "interval" else (),
         noise_scale=noise_scale.init() if monitors.noise_scale else (),
+        last_params=params if monitors.outer_step else (),
         last_step=jax.tree.map(jnp.zeros_like, params) if monitors.outer_step else (),
     )

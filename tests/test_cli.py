@@ -290,7 +290,7 @@ def test_runs_are_found_by_path_name_or_latest(runs, monkeypatch, tmp_path, caps
 def test_bench_takes_options_of_its_own(runs):
     assert cli.main(["bench", "cartpole", "--textbook", "--seconds", "2", "--seed", "3", "--output=a/b.jsonl"]) == 0
     assert runs.paths[0].seed == 3
-    assert runs.options == {"textbook": True, "seconds": 2.0, "output": Path("a/b.jsonl")}
+    assert runs.options == {"textbook": True, "unmonitored": False, "seconds": 2.0, "output": Path("a/b.jsonl")}
 
 
 def test_report_takes_several_runs(runs, monkeypatch, tmp_path):

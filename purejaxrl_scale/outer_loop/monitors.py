@@ -208,6 +208,6 @@ def monitor(
         outer_loop = outer_loop._replace(noise_scale=noise)
         metrics["outer/noise_scale"] = noise_scale.value(noise)
     if outer_loop.last_step:
-        step, lengths = outer_step(before.learner.params, after.params, outer_loop.last_step)
-        outer_loop, metrics = outer_loop._replace(last_step=step), metrics | lengths
+        step, lengths = outer_step(outer_loop.last_params, after.params, outer_loop.last_step)
+        outer_loop, metrics = outer_loop._replace(last_params=after.params, last_step=step), metrics | lengths
     return outer_loop, metrics

@@ -20,6 +20,7 @@ from purejaxrl_scale.runner.folders import RunError
 
 FOLDER = "checkpoints"
 _STATE, _META = "state", "meta"
+_OPTIONAL = ("learnt/reference/", "advantage_moments/")  # what a run may have that the one it starts from had not
 PyTree = Any
 
 
@@ -145,8 +146,9 @@ def from_host(template: PyTree, leaves: dict[str, np.ndarray]) -> PyTree:
 def start_from(learner: PyTree, run: Path, seeds: list[int | None]) -> PyTree:
     """A new run's learner with what `run` had learnt at its newest checkpoint, for each member of a population.
 
-    A reference policy that `run` did not have starts at its weights; what this config has no use for is left out.
-    Raises RunError where there is no checkpoint, or networks or normalisers do not fit.
+    A reference policy that `run` did not have starts at its weights, moments of advantages start anew; what of these
+    this config has no use for is left out. Raises RunError where there is no checkpoint, or networks or normalisers do
+    not fit.
     """
     known = steps(run)
     if not known:
@@ -154,12 +156,15 @@ def start_from(learner: PyTree, run: Path, seeds: list[int | None]) -> PyTree:
     found = below(restore(run, known[-1]).leaves, "learner")
     template = to_host(learner)
     for name, leaf in template.items():
-        if name.startswith("learnt/reference/") and name not in found:
+        if name.startswith(_OPTIONAL) and name not in found:
             weight = name.replace("learnt/reference/params", "learnt/params", 1)
             single = leaf if seeds == [None] else leaf[0]
             found[name] = found[weight] if weight != name and weight in found else single
-    leaves = {name: leaf for name, leaf in found.items() if name in template or "/reference/" not in f"/{name}"}
-    return from_host(learner, stack([leaves] * len(seeds), seeds))
+    leaves = {name: leaf for name, leaf in found.items() if name in template or not name.startswith(_OPTIONAL)}
+    try:
+        return from_host(learner, stack([leaves] * len(seeds), seeds))
+    except RunError as fault:
+        raise RunError(f"run.start_from {run}: {fault}") from fault
 
 
 def _value(name: str, leaf: jax.Array, leaves: dict[str, np.ndarray]) -> jax.Array:

@@ -26,6 +26,7 @@ from purejaxrl_scale.runner.progress import Display
 from purejaxrl_scale.runner.signals import EXIT_DONE, EXIT_STOPPED, Control
 from purejaxrl_scale.runner.status import Status, duration
 from purejaxrl_scale.runner.wandb_mirror import WandbMirror
+from purejaxrl_scale.state import starting_at
 
 PyTree = Any
 _NAN_WINDOW = 100  # outer steps over which resets from NaN physics are counted
@@ -115,7 +116,8 @@ class Session:
         state = trainer.init(keys if len(self._members) > 1 else keys[0])
         source = folders.source_of(self._config)
         if self._checkpoint is None and source is not None:
-            state = state._replace(learner=checkpoints.start_from(state.learner, source, self._seeds))
+            learner = checkpoints.start_from(state.learner, source, self._seeds)
+            state = state._replace(learner=learner, outer_loop=starting_at(state.outer_loop, learner.params))
         if self._checkpoint is not None:
             restored = [checkpoints.restore(member, self._checkpoint) for member in self._members]
             state = checkpoints.from_host(state, checkpoints.stack([one.leaves for one in restored], self._seeds))

@@ -183,22 +183,32 @@ def test_an_adaptive_population_is_recorded_to_the_end_of_each_member(tmp_path):
 
 
 def test_a_run_starts_with_what_another_has_learnt(whole, tmp_path):
-    """At a learning rate near 0 the weights stay those of the other run, and so does the new reference policy."""
-    config = cartpole(tmp_path, start_from=str(whole[0]))
-    algorithm = dataclasses.replace(
-        config.algorithm, learning_rate=1e-30, reference=ReferenceConfig(center_of_mass=64.0)
+    """At a learning rate near 0 the weights stay those of the other run, and so does all that is compared with them."""
+    config = restless(tmp_path)
+    config = dataclasses.replace(
+        config,
+        total_steps=128,
+        seed=7,
+        algorithm=dataclasses.replace(config.algorithm, learning_rate=1e-30),
+        run=dataclasses.replace(config.run, start_from=str(whole[0])),
     )
-    config = dataclasses.replace(config, total_steps=128, algorithm=algorithm, seed=7)
     assert runner.train(config, "later") == 0
-    before, after = checkpoints.restore(whole[0], 12).leaves, checkpoints.restore(only_run(tmp_path), 1).leaves
+    run = only_run(tmp_path)
+    first, *_ = lines = untimed(run)
+    before, after = checkpoints.restore(whole[0], 12).leaves, checkpoints.restore(run, len(lines)).leaves
+    assert first["outer/step_length"] == 0
+    assert first["outer/adaptive_divergence"] == pytest.approx(0, abs=1e-6)
     weights = [name for name in before if name.startswith("learner/learnt/params")]
     assert weights
     for name in weights:
         np.testing.assert_array_equal(after[name], before[name])
         np.testing.assert_allclose(after[name.replace("params", "reference/params", 1)], before[name], rtol=1e-6)
+        kept = name.removeprefix("learner/learnt/params")
+        np.testing.assert_array_equal(after[f"outer_loop/snapshot{kept}"], before[name])
+        np.testing.assert_array_equal(after[f"outer_loop/last_params{kept}"], before[name])
     low = "learner/observation_moments/samples/low"
-    assert after[low] == before[low] + 128
-    assert after["steps/low"] == 128
+    assert after["steps/low"] == lines[-1]["steps"] >= 128
+    assert after[low] == before[low] + after["steps/low"]
 
 
 def test_a_run_that_cannot_start_from_another_says_why(whole, tmp_path, capsys):
