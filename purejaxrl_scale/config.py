@@ -275,6 +275,8 @@ class DevicesConfig:
     """Groups of environments in which samples are shuffled; the number of devices must divide it."""
     require_gpu: bool = False
     """Refuse to run on a CPU."""
+    exact_reduction: bool = False
+    """Compute each logical shard apart and add up in a fixed order: the same bits on any number of devices; slower."""
     matmul_precision: Literal["default", "high", "highest"] = "default"
     """Precision of float32 matrix products on accelerators."""
 

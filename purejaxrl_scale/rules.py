@@ -52,6 +52,11 @@ def _out_of_range(config: Config) -> Iterator[str]:
             f"seeds must stay below 2^32: seed {config.seed:,} and {config.seeds:,} seeds reach {last_seed:,}; "
             f"the largest legal seed is {max(0, _SEEDS - config.seeds):,}"
         )
+    if config.devices.exact_reduction and config.seeds > 1:
+        yield (
+            f"devices.exact_reduction is for one seed at a time, since vmap orders the sums of a population otherwise: "
+            f"seeds is {config.seeds:,}; nearest legal value: 1"
+        )
     if not config.run.folder:
         yield "run.folder must name a folder: it is empty; the default is runs"
     if "/" in config.run.name or config.run.name in {".", ".."}:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -13,6 +15,7 @@ from purejaxrl_scale.algorithms.inner_loop import Learnt
 from purejaxrl_scale.algorithms.ppo import AdvantageMoments
 from purejaxrl_scale.config import Config
 from purejaxrl_scale.counters import Counter
+from purejaxrl_scale.devices import DEVICE_AXIS, each_shard, over_shards
 from purejaxrl_scale.environments import autoreset
 from purejaxrl_scale.environments.autoreset import Start
 from purejaxrl_scale.environments.interface import PyTree
@@ -68,8 +71,8 @@ def init_state(simulation: Simulation, key: jax.Array, hyperparameters: Hyperpar
     config, environment = simulation.config, simulation.environment
     network_key, pool_key, actors_key = jax.random.split(jax.random.fold_in(key, jnp.uint32(0xFFFFFFFF)), 3)
     pool = autoreset.sample_pool(environment, config.environment.autoreset, pool_key, config.environment.pool_size)
-    actors = init_actors(simulation, pool, actors_key, num_local)
-    example = jax.tree.map(lambda leaf: leaf[0], actors.start.observation)
+    actors = each_shard(lambda: init_actors(simulation, pool, actors_key, num_local))()
+    example = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), actors.start.observation)
     params = simulation.network.init(network_key, example)
     learner = Learner(
         pqn.init(params) if config.algorithm.name == "pqn" else ppo.init(config.algorithm, params),
@@ -111,3 +114,36 @@ def init_outer_loop(config: Config, params: PyTree) -> OuterLoop:
         last_params=params if monitors.outer_step else (),
         last_step=jax.tree.map(jnp.zeros_like, params) if monitors.outer_step else (),
     )
+
+
+_SHARDED = TrainState._make(0 if name == "actors" else None for name in TrainState._fields)
+
+
+def by_shards(config: Config, step: Callable) -> Callable:
+    """An outer step, under `devices.exact_reduction` one of this device's logical shards apart."""
+    if not config.devices.exact_reduction:
+        return step
+    shards = config.devices.logical_shards // jax.lax.axis_size(DEVICE_AXIS)
+    apart = over_shards(step, shards, in_axes=(_SHARDED,), out_axes=(_SHARDED, None))
+
+    def of_device(state: TrainState) -> tuple[TrainState, dict[str, jax.Array]]:
+        actors = jax.tree.map(lambda leaf: leaf.reshape(shards, -1, *leaf.shape[1:]), state.actors)
+        state, metrics = apart(state._replace(actors=actors))
+        return _joined(state), metrics
+
+    return of_device
+
+
+def _joined(state: TrainState) -> TrainState:
+    """[shards, N / shards, ...] -> [N, ...]."""
+    return state._replace(actors=jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), state.actors))
+
+
+def first_state(simulation: Simulation, num_local: int, key: jax.Array, numbers: Hyperparameters) -> TrainState:
+    """`init_state`, under `devices.exact_reduction` of this device's logical shards apart."""
+    options = simulation.config.devices
+    if not options.exact_reduction:
+        return init_state(simulation, key, numbers, num_local)
+    shards = options.logical_shards // jax.lax.axis_size(DEVICE_AXIS)
+    init = partial(init_state, simulation, num_local=num_local // shards)
+    return _joined(over_shards(init, shards, in_axes=(None, None), out_axes=_SHARDED)(key, numbers))

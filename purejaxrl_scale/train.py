@@ -19,7 +19,7 @@ from purejaxrl_scale import hyperparameters as numbers
 from purejaxrl_scale.algorithms import ppo, pqn
 from purejaxrl_scale.config import Config, problems
 from purejaxrl_scale.counters import Counter
-from purejaxrl_scale.devices import common_bound, global_sum, only_where
+from purejaxrl_scale.devices import common_bound, each_shard, global_sum, only_where
 from purejaxrl_scale.environments import registry
 from purejaxrl_scale.environments.interface import PyTree
 from purejaxrl_scale.environments.statistics import (
@@ -38,7 +38,7 @@ from purejaxrl_scale.outer_loop.monitors import monitor
 from purejaxrl_scale.outer_loop.recipes import resolved
 from purejaxrl_scale.rollout import Actors, Simulation, Trajectory, collect
 from purejaxrl_scale.schedules import learning_rate
-from purejaxrl_scale.state import Learner, OuterLoop, TrainState, init_state
+from purejaxrl_scale.state import Learner, OuterLoop, TrainState, by_shards, first_state
 
 CHUNK_LIMIT = 512
 Metrics = dict[str, jax.Array]
@@ -52,16 +52,7 @@ def outer_step(simulation: Simulation, state: TrainState) -> tuple[TrainState, M
     length = rollout_length(config, state.outer_loop)
 
     # COLLECT
-    actors, trajectory, sums = collect(
-        simulation,
-        learner.params,
-        partial(normalise, learner.observation_moments),
-        partial(explore, config, now.hyperparameters, state.steps),
-        state.pool,
-        state.actors,
-        collect_key,
-        length,
-    )
+    actors, trajectory, sums = roll_out(simulation, now, collect_key, length)
 
     # ESTIMATE
     actors, return_moments, reward = scale_rewards(config, now.hyperparameters, learner, actors, trajectory)
@@ -98,6 +89,29 @@ def outer_step(simulation: Simulation, state: TrainState) -> tuple[TrainState, M
     return state, metrics
 
 
+def roll_out(
+    simulation: Simulation, state: TrainState, key: jax.Array, length: int | jax.Array
+) -> tuple[Actors, Trajectory, dict[str, jax.Array]]:
+    """`collect` with the learner's policy as it explores."""
+    learner = state.learner
+
+    def rollout():
+        actors, trajectory, sums = collect(
+            simulation,
+            learner.params,
+            partial(normalise, learner.observation_moments),
+            partial(explore, simulation.config, state.hyperparameters, state.steps),
+            state.pool,
+            state.actors,
+            key,
+            length,
+        )
+        return actors, trajectory._replace(length=()), sums
+
+    actors, trajectory, sums = each_shard(rollout)()
+    return actors, trajectory._replace(length=length), sums
+
+
 def rollout_length(config: Config, outer_loop: OuterLoop) -> int | jax.Array:
     """Steps of the next rollout: an int, or i32[] where the length adapts."""
     if isinstance(outer_loop.adaptive_batch, tuple) and not outer_loop.adaptive_batch:
@@ -125,12 +139,12 @@ def scale_rewards(
     if not isinstance(learner.return_moments, Moments):
         return actors, (), reward
     ended = trajectory.terminated | trajectory.truncated
-    discounted_return, returns = discounted_returns(
+    discounted_return, returns = each_shard(discounted_returns)(
         actors.discounted_return, reward, ended, hyperparameters.discount, trajectory.length
     )
     moments = update_moments(learner.return_moments, returns, trajectory.valid)
     bound = config.environment.reward_clip
-    reward = jnp.clip(reward * jax.lax.rsqrt(moments.variance + 1e-8), -bound, bound)
+    reward = each_shard(lambda: jnp.clip(reward * jax.lax.rsqrt(moments.variance + 1e-8), -bound, bound))()
     return actors._replace(discounted_return=discounted_return), moments, reward
 
 
@@ -142,12 +156,12 @@ def improve(
     rate = partial(_learning_rate, config, hyperparameters, *_consumed(config, state.steps, trajectory.length))
     network = partial(simulation.unroll, learner.observation_moments)
     if config.algorithm.name == "pqn":
-        batch = pqn.estimate(hyperparameters, trajectory, reward)
+        batch = each_shard(lambda: pqn.estimate(hyperparameters, trajectory, reward))()
         learnt, averages = pqn.improve(
             network, config, hyperparameters, learner.learnt, batch, trajectory.memory, trajectory.length, rate, key
         )
         return learner._replace(learnt=learnt), averages
-    batch = ppo.estimate(config, hyperparameters, trajectory, reward)
+    batch = each_shard(lambda: ppo.estimate(config, hyperparameters, trajectory, reward))()
     learnt, moments, averages = ppo.improve(
         network,
         config,
@@ -200,7 +214,7 @@ def train_chunk(
     adapt, a seed that has taken all its environment steps stands still, and the chunk ends when all have.
     """
     config = simulation.config
-    step = jax.jit(partial(outer_step, simulation))
+    step = jax.jit(by_shards(config, partial(outer_step, simulation)))
     _, shapes = jax.eval_shape(step, state)
     metrics = jax.tree.map(lambda leaf: jnp.zeros((rows,), leaf.dtype), shapes) | {"valid": jnp.zeros((rows,), bool)}
 
@@ -301,13 +315,19 @@ class Trainer:
     def _init(self, population: bool):
         num_local = self.config.environment.num_envs // self.mesh.size
         function = devices.over_seeds(
-            partial(init_state, self.simulation, num_local=num_local), population, mapped=(True, True)
+            partial(first_state, self.simulation, num_local),
+            population,
+            mapped=(True, True),
+            exact=self.config.devices.exact_reduction,
         )
         return self._jitted(("init", population), function, (devices.REPLICATED,) * 2, _state_specs(population))
 
     def _chunk(self, population: bool, rows: int):
         function = devices.over_seeds(
-            partial(train_chunk, self.simulation, rows=rows), population, mapped=(True, False)
+            partial(train_chunk, self.simulation, rows=rows),
+            population,
+            mapped=(True, False),
+            exact=self.config.devices.exact_reduction,
         )
         specs = _state_specs(population)
         return self._jitted(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from purejaxrl_scale.config import Config
-from purejaxrl_scale.devices import common_bound, global_sum, only_where, shard_index
+from purejaxrl_scale.devices import common_bound, each_shard, global_total, only_where, shard_index
 from purejaxrl_scale.environments.interface import PyTree
 from purejaxrl_scale.minibatches import shuffled_index
 from purejaxrl_scale.networks.distributions import Distribution
@@ -179,11 +179,11 @@ def _largest_size(config: Config, shard_envs: int) -> int:
 
 def standardised(advantage: jax.Array, valid: jax.Array) -> jax.Array:
     """Advantages with mean 0 and standard deviation 1 over the whole minibatch, on all devices."""
-    count = jnp.maximum(global_sum(jnp.sum(valid, dtype=jnp.float32)), 1.0)
-    mean = global_sum(jnp.sum(jnp.where(valid, advantage, 0.0))) / count
-    centred = jnp.where(valid, advantage - mean, 0.0)
-    variance = global_sum(jnp.sum(centred**2)) / count
-    return centred / (jnp.sqrt(variance) + 1e-8)
+    count = jnp.maximum(global_total(lambda: jnp.sum(valid, dtype=jnp.float32)), 1.0)
+    mean = global_total(lambda: jnp.sum(jnp.where(valid, advantage, 0.0))) / count
+    centred = each_shard(lambda: jnp.where(valid, advantage - mean, 0.0))()
+    variance = global_total(lambda: jnp.sum(centred**2)) / count
+    return each_shard(lambda: centred / (jnp.sqrt(variance) + 1e-8))()
 
 
 def minibatch_gradient(
@@ -235,18 +235,16 @@ def minibatch_gradient(
             parts = {**parts, _WEIGHTED_NORM: weighted, _MICROBATCHES: (samples > 0).astype(jnp.float32)}
         return gradient, parts, samples
 
-    if blocks == 1:
-        total = of_microbatch(jnp.int32(0))
-    else:
-        of_microbatch = jax.jit(of_microbatch)
+    def of_all():
+        if blocks == 1:
+            return of_microbatch(jnp.int32(0))
+        one = jax.jit(of_microbatch)
         count = common_bound((size + micro - 1) // micro) if config.adapts else blocks
-        total = jax.lax.fori_loop(
-            0,
-            count,
-            lambda number, total: jax.tree.map(jnp.add, total, of_microbatch(number)),
-            zeros_like(of_microbatch, jnp.int32(0)),
+        return jax.lax.fori_loop(
+            0, count, lambda number, total: jax.tree.map(jnp.add, total, one(number)), zeros_like(one, jnp.int32(0))
         )
-    gradient, parts, samples = global_sum(total)
+
+    gradient, parts, samples = global_total(of_all)
     samples = jnp.maximum(samples, 1.0)
     weighted, parts_of = parts.pop(_WEIGHTED_NORM, None), parts.pop(_MICROBATCHES, None)
     gradient, parts = jax.tree.map(lambda leaf: leaf / samples, (gradient, parts))

@@ -20,7 +20,7 @@ from purejaxrl_scale.advantages import gae
 from purejaxrl_scale.algorithms import inner_loop
 from purejaxrl_scale.algorithms.inner_loop import Evaluate, Learnt
 from purejaxrl_scale.config import AlgorithmConfig, Config
-from purejaxrl_scale.devices import global_sum
+from purejaxrl_scale.devices import each_shard, global_total
 from purejaxrl_scale.environments.interface import PyTree
 from purejaxrl_scale.hyperparameters import Hyperparameters
 from purejaxrl_scale.networks.distributions import Distribution
@@ -66,10 +66,14 @@ def update_advantage_moments(
 
     Source: Hilton et al. 2021, arXiv 2110.00641, section 3.2.
     """
-    added = global_sum(jnp.sum(valid, dtype=jnp.float32))
+
+    def sums():
+        kept = jnp.where(valid, advantage, 0.0)
+        return jnp.sum(valid, dtype=jnp.float32), jnp.sum(kept), jnp.sum(kept**2)
+
+    added, total, total_square = global_total(sums)
     size = jnp.maximum(added, 1.0)
-    mean = global_sum(jnp.sum(jnp.where(valid, advantage, 0.0))) / size
-    mean_square = global_sum(jnp.sum(jnp.where(valid, advantage**2, 0.0))) / size
+    mean, mean_square = total / size, total_square / size
     kept = reference_policy.decay(center_of_mass) * moments.weight
     weight = kept + added
     share = added / jnp.maximum(weight, 1.0)
@@ -275,7 +279,8 @@ def improve(
             moments, batch.advantage, batch.valid, center_of_mass=numbers.advantage_center_of_mass
         )
         deviation = jnp.sqrt(jnp.maximum(moments.mean_square - moments.mean**2, 0.0))
-        batch = batch._replace(advantage=(batch.advantage - moments.mean) / (deviation + 1e-8))
+        advantage = each_shard(lambda: (batch.advantage - moments.mean) / (deviation + 1e-8))()
+        batch = batch._replace(advantage=advantage)
     behaviour = learnt.params if config.algorithm.objective == "kl_penalty" else None
 
     def objective(params, learnt, memory, batch, keys):

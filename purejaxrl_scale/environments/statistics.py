@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from purejaxrl_scale import counters
 from purejaxrl_scale.counters import Counter
-from purejaxrl_scale.devices import global_sum
+from purejaxrl_scale.devices import global_total
 from purejaxrl_scale.environments.interface import PyTree
 
 
@@ -82,7 +82,7 @@ def update_moments(moments: Moments, samples: PyTree, valid: jax.Array) -> Momen
     Source: Chan, Golub and LeVeque 1983, Algorithms for Computing the Sample Variance, eq. 2.1.
     """
     batch_dimensions = tuple(range(valid.ndim))
-    added = global_sum(jnp.sum(valid, dtype=jnp.uint32))
+    added = global_total(lambda: jnp.sum(valid, dtype=jnp.uint32))
     size = jnp.maximum(added.astype(jnp.float32), 1.0)
     count = counters.add(moments.samples, added)
     share = added.astype(jnp.float32) / jnp.maximum(counters.approximate(count), 1.0)
@@ -92,9 +92,13 @@ def update_moments(moments: Moments, samples: PyTree, valid: jax.Array) -> Momen
 
     def merge(leaf: jax.Array, mean: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array]:
         keep = spread(leaf)
-        batch_mean = global_sum(jnp.sum(jnp.where(keep, leaf, 0.0), batch_dimensions)) / size
-        centred = jnp.where(keep, leaf - jnp.expand_dims(batch_mean, batch_dimensions), 0.0)
-        batch_variance = global_sum(jnp.sum(centred**2, batch_dimensions)) / size
+        batch_mean = global_total(lambda: jnp.sum(jnp.where(keep, leaf, 0.0), batch_dimensions)) / size
+
+        def squares():
+            centred = jnp.where(keep, leaf - jnp.expand_dims(batch_mean, batch_dimensions), 0.0)
+            return jnp.sum(centred**2, batch_dimensions)
+
+        batch_variance = global_total(squares) / size
         move = batch_mean - mean
         return (
             mean + share * move,

@@ -11,7 +11,7 @@ import optax
 
 from purejaxrl_scale.algorithms import inner_loop
 from purejaxrl_scale.config import Config
-from purejaxrl_scale.devices import global_sum
+from purejaxrl_scale.devices import global_total
 from purejaxrl_scale.environments.interface import Box, PyTree
 from purejaxrl_scale.networks.distributions import Distribution
 from purejaxrl_scale.outer_loop import divergence, noise_scale
@@ -76,8 +76,10 @@ def mean_over_sample(
         spread = jax.tree.map(lambda value: (jnp.sum(value), jnp.sum(value**2)), means)
         return jax.tree.map(jnp.sum, values), spread, jnp.sum(valid), jnp.sum(steps > 0)
 
-    parts = jax.lax.map(sums, (rows, drawn))
-    totals, spreads, count, segments = global_sum(jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), parts))
+    def local():
+        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), jax.lax.map(sums, (rows, drawn)))
+
+    totals, spreads, count, segments = global_total(local)
     count, segments = (jnp.maximum(number.astype(jnp.float32), 1.0) for number in (count, segments))
     found = {}
     for name, total in totals.items():
