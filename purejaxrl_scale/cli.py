@@ -111,6 +111,18 @@ def _bench(arguments: list[str]) -> int:
             raise ConfigError(
                 [f"--{comparison} needs rollouts of one length: set algorithm.adaptive_batch.driver none"]
             )
+    output = Path(options["output"]) if options.get("output") else None
+    if options.get("devices"):
+        counts = _device_counts(options["devices"])
+        os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(max(counts)))
+        os.environ.setdefault("NPROC", str(max(16, 2 * max(counts))))
+        from purejaxrl_scale import bench_devices
+
+        largest = bench_devices.scaled(chosen.config, max(counts))
+        if faults := problems(largest):
+            raise ConfigError(faults)
+        _check_devices(largest)
+        return bench_devices.main(chosen.config, chosen.experiment.name, counts, seconds=seconds, output=output)
     _check_devices(chosen.config)
     from purejaxrl_scale import bench
 
@@ -120,8 +132,15 @@ def _bench(arguments: list[str]) -> int:
         textbook=options.get("textbook", False),
         unmonitored=options.get("unmonitored", False),
         seconds=seconds,
-        output=Path(options["output"]) if options.get("output") else None,
+        output=output,
     )
+
+
+def _device_counts(text: str) -> list[int]:
+    counts = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
+    if not all(counts) or sorted(set(counts)) != counts:
+        raise ConfigError([f"--devices takes numbers of devices in rising order, as in 1,2,4,8: it is {text!r}"])
+    return counts
 
 
 def _resume(arguments: list[str]) -> int:
@@ -173,6 +192,9 @@ def _doctor(arguments: list[str]) -> int:
 BENCH_OPTIONS = {
     Field("textbook", bool, traced=False): "also measure the textbook shuffle: a permutation array and a copy",
     Field("unmonitored", bool, traced=False): "also measure training with every monitor off",
+    Field(
+        "devices", str, traced=False
+    ): "weak scaling instead: training on each of these numbers of devices, as 1,2,4,8",
     Field("seconds", float, traced=False): "time to measure each way for (default: 5)",
     Field("output", str, traced=False): "append the table to this file, as JSON lines",
 }

@@ -26,7 +26,7 @@ LAYERS = [
     },
     {"algorithms", "outer_loop", "rollout", "state"},
     {"train"},
-    {"analysis", "bench", "runner", "sweep"},
+    {"analysis", "bench", "bench_devices", "runner", "sweep"},
     {"cli", "doctor", "flags", "header", "listing"},
 ]
 HEIGHT = {module: height for height, layer in enumerate(LAYERS) for module in layer}
