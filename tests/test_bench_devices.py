@@ -32,6 +32,8 @@ def test_each_device_keeps_its_work_and_only_several_pay_for_collectives():
         ("16", "16 does not divide 8"),
     ],
 )
-def test_numbers_of_devices_that_make_no_sense_are_refused(counts, expected, capsys):
+def test_numbers_of_devices_that_make_no_sense_are_refused(counts, expected, capsys, monkeypatch):
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")
+    monkeypatch.setenv("NPROC", "16")
     assert cli.main(["bench", "cartpole", "--devices", counts]) == 2
     assert expected in capsys.readouterr().err
