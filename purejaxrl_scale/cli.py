@@ -11,16 +11,19 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+from purejaxrl_scale import config_io
 from purejaxrl_scale.config import Config, problems
 from purejaxrl_scale.config_io import ConfigError, Field, fields, override
 from purejaxrl_scale.flags import PRESET, read_flags
 from purejaxrl_scale.header import header
 from purejaxrl_scale.named_experiments import QUICKSTART, Experiment, find_experiment, names
 from purejaxrl_scale.outer_loop.recipes import resolved
+from purejaxrl_scale.runner import parent
 from purejaxrl_scale.runner.folders import CONFIG_FILE, RunError
 from purejaxrl_scale.suggest import did_you_mean
 
@@ -71,12 +74,37 @@ def _train(arguments: list[str]) -> int:
     if chosen is None:
         return DONE
     experiment, config = chosen.experiment, chosen.config
-    _print_header(chosen)
+    if config.devices.coordinator and not parent.is_child():
+        return parent.run_below(["train", *arguments])
+    if not config.devices.coordinator:
+        _print_header(chosen)
     with _ending_at_a_signal():
+        if _joined(config) and config.devices.coordinator:
+            _print_header(chosen)
         _check_devices(config)
         from purejaxrl_scale.runner import runner
 
-        return runner.train(config, config.run.name or experiment.name)
+        return _left(config, runner.train(config, config.run.name or experiment.name))
+
+
+def _joined(config: Config) -> bool:
+    """Join the other processes of the run, if there are any; whether this one leads them."""
+    if not config.devices.coordinator:
+        return True
+    from purejaxrl_scale.runner import hosts
+
+    hosts.join(config.devices)
+    return hosts.leads()
+
+
+def _left(config: Config, code: int) -> int:
+    """The exit code; where a run on several processes has failed, the end of this one, without waiting for others."""
+    if config.devices.coordinator and code == FAILED:
+        parent.has_said_why()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 @contextlib.contextmanager
@@ -144,11 +172,23 @@ def _device_counts(text: str) -> list[int]:
 
 
 def _resume(arguments: list[str]) -> int:
-    run = _one_run(arguments, "resume")
+    named = list(takewhile(lambda word: not word.startswith("-"), arguments))
+    flags = read_flags(arguments[len(named) :], ())
+    fixed = sorted(set(flags.overrides) - set(RESUME_FIELDS))
+    faults = [f"{name} cannot change when a run is resumed: {', '.join(RESUME_FIELDS)} can" for name in fixed]
+    if flags.faults + faults:
+        raise ConfigError(flags.faults + faults)
+    run = _one_run(named, "resume")
+    config, faults = override(config_io.load(run / CONFIG_FILE), flags.overrides)
+    if faults := faults or problems(config):
+        raise ConfigError(faults)
+    if config.devices.coordinator and not parent.is_child():
+        return parent.run_below(["resume", *arguments])
     with _ending_at_a_signal():
+        _joined(config)
         from purejaxrl_scale.runner import runner
 
-        return runner.resume(run)
+        return _left(config, runner.resume(run, flags.overrides))
 
 
 def _evaluate(arguments: list[str]) -> int:
@@ -189,6 +229,14 @@ def _doctor(arguments: list[str]) -> int:
     return DONE if doctor.examine() else FAILED
 
 
+RESUME_FIELDS = (
+    "devices.coordinator",
+    "devices.count",
+    "devices.patience_seconds",
+    "devices.process",
+    "devices.processes",
+    "run.progress",
+)
 BENCH_OPTIONS = {
     Field("textbook", bool, traced=False): "also measure the textbook shuffle: a permutation array and a copy",
     Field("unmonitored", bool, traced=False): "also measure training with every monitor off",
@@ -202,7 +250,7 @@ BENCH_OPTIONS = {
 Action = Callable[[list[str]], int]
 COMMANDS: dict[str, tuple[str, str, Action]] = {
     "train": ("[EXPERIMENT] [--field value ...]", "Train an agent; without a name, the quickstart.", _train),
-    "resume": ("RUN", "Go on exactly where a run stopped.", _resume),
+    "resume": ("RUN [--devices.* value ...]", "Go on exactly where a run stopped.", _resume),
     "evaluate": ("RUN", "Score a run's agent on a fixed protocol.", _evaluate),
     "render": ("RUN", "Film a run's agent.", _render),
     "report": ("RUN...", "Draw figures and a summary page of runs.", _report),

@@ -39,6 +39,11 @@ def make_mesh(config: DevicesConfig) -> Mesh:
             'pip install "jax[cuda13]"'
         )
     count = config.count or len(available)
+    if jax.process_count() > 1 and count != len(available):
+        raise ValueError(
+            f"devices.count is {count}, but several processes train on all of their devices, which are "
+            f"{len(available)}: leave it at 0"
+        )
     if count > len(available):
         raise ValueError(f"devices.count is {count}, but JAX sees {len(available)} device(s): {available}")
     if config.logical_shards % count:

@@ -52,6 +52,7 @@ def _out_of_range(config: Config) -> Iterator[str]:
             f"seeds must stay below 2^32: seed {config.seed:,} and {config.seeds:,} seeds reach {last_seed:,}; "
             f"the largest legal seed is {max(0, _SEEDS - config.seeds):,}"
         )
+    yield from _processes(config)
     if config.devices.exact_reduction and config.seeds > 1:
         yield (
             f"devices.exact_reduction is for one seed at a time, since vmap orders the sums of a population otherwise: "
@@ -61,6 +62,29 @@ def _out_of_range(config: Config) -> Iterator[str]:
         yield "run.folder must name a folder: it is empty; the default is runs"
     if "/" in config.run.name or config.run.name in {".", ".."}:
         yield f"run.name is one folder's name inside run.folder: {config.run.name!r} is a path"
+
+
+def _processes(config: Config) -> Iterator[str]:
+    options = config.devices
+    if not options.coordinator:
+        if options.processes > 1 or options.process:
+            yield (
+                f"devices.processes and devices.process need devices.coordinator, where process 0 is found: they are "
+                f"{options.processes:,} and {options.process:,}"
+            )
+        return
+    if options.coordinator == "auto":
+        if options.processes > 1 or options.process:
+            yield "devices.coordinator auto finds devices.processes and devices.process itself: leave both out"
+        return
+    host, _, port = options.coordinator.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        yield f"devices.coordinator must be host:port, as in node1:1234, or auto: it is {options.coordinator!r}"
+    if options.process >= options.processes:
+        yield (
+            f"devices.process must be below devices.processes ({options.processes:,}): it is {options.process:,}; the "
+            f"last is {options.processes - 1:,}"
+        )
 
 
 def _unknown_names(config: Config) -> Iterator[str]:

@@ -7,7 +7,7 @@ PACKAGE = Path(__file__).parents[1] / "purejaxrl_scale"
 
 # From the bottom up. A module may import its own layer and those below.
 LAYERS = [
-    {"changes", "config", "config_io", "suggest"},
+    {"changes", "config", "config_io", "run_config", "suggest"},
     {
         "advantages",
         "batch_rules",
@@ -27,7 +27,7 @@ LAYERS = [
     {"algorithms", "outer_loop", "rollout", "state"},
     {"train"},
     {"analysis", "bench", "bench_devices", "runner", "sweep"},
-    {"cli", "doctor", "flags", "header", "listing"},
+    {"__main__", "cli", "doctor", "flags", "header", "listing"},
 ]
 HEIGHT = {module: height for height, layer in enumerate(LAYERS) for module in layer}
 # `problems` is called on a config, so its door stands in config.py; the rules are imported when it is called.

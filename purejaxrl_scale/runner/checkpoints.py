@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from purejaxrl_scale.runner import hosts
 from purejaxrl_scale.runner.folders import RunError
 
 FOLDER = "checkpoints"
@@ -36,9 +37,15 @@ class Checkpoints:
 
     def __init__(self, run: Path, keep: int):
         logging.getLogger("absl").setLevel(logging.ERROR)
+        (run / FOLDER).mkdir(exist_ok=True)
         self._manager = ocp.CheckpointManager(
             (run / FOLDER).absolute(),
-            options=ocp.CheckpointManagerOptions(max_to_keep=max(1, keep), enable_async_checkpointing=True),
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=max(1, keep),
+                create=False,
+                enable_async_checkpointing=True,
+                multiprocessing_options=hosts.alone(),
+            ),
         )
 
     def save(self, outer_step: int, leaves: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
@@ -78,7 +85,8 @@ def restore(run: Path, outer_step: int) -> Restored:
     logging.getLogger("absl").setLevel(logging.ERROR)
     folder = run / FOLDER
     try:
-        with ocp.CheckpointManager(folder.absolute(), options=ocp.CheckpointManagerOptions(read_only=True)) as manager:
+        options = ocp.CheckpointManagerOptions(read_only=True, create=False, multiprocessing_options=hosts.alone())
+        with ocp.CheckpointManager(folder.absolute(), options=options) as manager:
             found = manager.restore(
                 outer_step,
                 args=ocp.args.Composite(
@@ -106,7 +114,7 @@ def to_host(state: PyTree) -> dict[str, np.ndarray]:
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         if np.prod(leaf.shape, dtype=int):  # Orbax refuses empty arrays, and there is nothing in them to save
             # A copy: on a CPU the array is a view of a buffer that the next chunk overwrites.
-            leaves[_name(path)] = np.array(_key_data(leaf))
+            leaves[_name(path)] = hosts.whole(_key_data(leaf))
     return leaves
 
 
@@ -176,8 +184,11 @@ def _value(name: str, leaf: jax.Array, leaves: dict[str, np.ndarray]) -> jax.Arr
             f"the checkpoint does not fit this config: {name} is {array.dtype}{list(array.shape)} there and "
             f"{data.dtype}{list(data.shape)} here"
         )
-    value = jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf)) if is_key else array
-    return jax.device_put(value, getattr(leaf, "sharding", None))
+    if is_key:
+        keys = jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
+        # Keys are few and the same everywhere; a function of a whole mesh takes them as they are.
+        return keys if hosts.are_several() else jax.device_put(keys, getattr(leaf, "sharding", None))
+    return hosts.placed(array, getattr(leaf, "sharding", None))
 
 
 def _key_data(leaf):

@@ -8,12 +8,14 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
 
+from purejaxrl_scale import config_io
 from purejaxrl_scale.config import Config
-from purejaxrl_scale.runner import checkpoints, folders, records
+from purejaxrl_scale.runner import checkpoints, folders, hosts, parent, records
 from purejaxrl_scale.runner.compilation import enable_cache
 from purejaxrl_scale.runner.folders import RunError
 from purejaxrl_scale.runner.progress import in_kernel, make_display
@@ -32,30 +34,40 @@ def train(config: Config, name: str) -> int:
     are `config.run.folder`/NAME-SEED-TIME.
     """
     folders.source_of(config)
-    return _run(config, name, folders.create(config, name), None)
+    with hosts.own_record(config) as own:
+        members = folders.create(own, name)
+        return _run(own, name, members, members, None)
 
 
-def resume(run: str | Path) -> int:
+def resume(run: str | Path, changed: Mapping[str, object] | None = None) -> int:
     """Go on exactly where a run stopped, with all members of its population; the exit code is as `train`'s.
 
     The record is cut back to the newest checkpoint that every member has. A run that was stopped before its first
     checkpoint starts again. Raises RunError where the run cannot be read or is still going on.
     """
     members = folders.members_of(Path(run))
-    config = folders.population_config(members)
+    config, faults = config_io.override(folders.population_config(members), changed or {})
+    if faults:
+        raise config_io.ConfigError(faults)
     common = set.intersection(*(set(checkpoints.steps(member)) for member in members))
     checkpoint = max(common, default=None)
-    console = _console()
     if checkpoint is None:
         _refuse_if_checkpoints_were_lost(members[0], config)
-        console.print(f"{members[0]} has no checkpoint: it starts again from step 0")
+        _say_first(f"{members[0]} has no checkpoint: it starts again from step 0")
     elif _is_trained(members, checkpoint, config) and _is_complete(members, checkpoint, config):
-        console.print(f"{members[0]} is finished ({config.actual_steps:,} steps): there is nothing to resume")
+        _say_first(f"{members[0]} is finished ({config.actual_steps:,} steps): there is nothing to resume")
         return EXIT_DONE
     else:
         most = f"{'at most ' if config.adapts else ''}{config.num_outer_steps:,}"
-        console.print(f"{members[0]} goes on after outer step {checkpoint:,} of {most}")
-    return _run(config, members[0].name, members, checkpoint)
+        _say_first(f"{members[0]} goes on after outer step {checkpoint:,} of {most}")
+    with hosts.own_record(config) as own:
+        records_here = members if hosts.leads() else folders.create(own, members[0].name)
+        return _run(own, members[0].name, records_here, members, checkpoint)
+
+
+def _say_first(text: str) -> None:
+    if hosts.leads():
+        _console().print(text)
 
 
 def _refuse_if_checkpoints_were_lost(member: Path, config: Config) -> None:
@@ -94,7 +106,8 @@ def _is_complete(members: list[Path], checkpoint: int, config: Config) -> bool:
     return True
 
 
-def _run(config: Config, title: str, members: list[Path], checkpoint: int | None) -> int:
+def _run(config: Config, title: str, members: list[Path], sources: list[Path], checkpoint: int | None) -> int:
+    """Train; the record goes to `members`, and a checkpoint to go on from comes from `sources`."""
     with _sole_writer(members[0]):
         enable_cache()
         log = _log_to(members[0] / LOG_FILE)
@@ -112,7 +125,7 @@ def _run(config: Config, title: str, members: list[Path], checkpoint: int | None
         )
         display = make_display(config.run.progress, status, members[0] / LOG_FILE)
         control = Control()
-        session = Session(config, members, checkpoint, control, status, display, log)
+        session = Session(config, members, sources, checkpoint, control, status, display, log)
         problem: list[str] = []
 
         def work() -> int:
@@ -125,8 +138,9 @@ def _run(config: Config, title: str, members: list[Path], checkpoint: int | None
                 problem.append(_about_the_disk(fault, members[0]))
             except BaseException as fault:
                 log(traceback.format_exc())
+                lost = "another process of this run may have died: " if hosts.are_several() else ""
                 problem.append(
-                    f"{type(fault).__name__}: {str(fault)[:2000]}\nThe traceback is in {members[0] / LOG_FILE}"
+                    f"{lost}{type(fault).__name__}: {str(fault)[:2000]}\nThe traceback is in {members[0] / LOG_FILE}"
                 )
             return EXIT_FAILED
 
@@ -140,9 +154,19 @@ def _run(config: Config, title: str, members: list[Path], checkpoint: int | None
             )
             sys.stdout.flush()
 
+        def give_up() -> None:
+            display.stop()
+            _console(stderr=True).print(
+                f"failed: nothing was heard for {config.devices.patience_seconds:g} s "
+                f"(devices.patience_seconds): another process of this run hangs. Go on with: "
+                f"{_how_to_resume(sources[0])}"
+            )
+            parent.has_said_why()
+            sys.stderr.flush()
+
         display.start()
         try:
-            code = supervise(work, control, abandon, in_kernel())
+            code = supervise(work, control, abandon, give_up, in_kernel())
         finally:
             display.stop()
     _say(code, session, control, members[0], problem)
@@ -150,18 +174,18 @@ def _run(config: Config, title: str, members: list[Path], checkpoint: int | None
 
 
 def _say(code: int, session: Session, control: Control, run: Path, problem: list[str]) -> None:
+    if code != EXIT_FAILED and not hosts.leads():
+        return
     console = _console()
     for line in session.closing_words:
         console.print(line)
     if code == EXIT_STOPPED:
-        console.print(
-            f"stopped by {control.received} after {session.steps:,} steps; all is saved. Go on with: "
-            f"{_how_to_resume(run)}"
-        )
+        by = control.received or "a signal to another process"
+        console.print(f"stopped by {by} after {session.steps:,} steps; all is saved. Go on with: {_how_to_resume(run)}")
     elif code == EXIT_FAILED:
         errors = _console(stderr=True)
         errors.print(f"failed: {problem[0] if problem else f'see {run / LOG_FILE}'}")
-        if session.saved_at is not None:
+        if session.saved_at is not None and hosts.leads():
             errors.print(f"saved at outer step {session.saved_at:,}. Go on with: {_how_to_resume(run)}")
     else:
         console.print(f"record  {run}")

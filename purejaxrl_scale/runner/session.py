@@ -18,7 +18,7 @@ import numpy as np
 from purejaxrl_scale import config_io
 from purejaxrl_scale import train as training
 from purejaxrl_scale.config import Config
-from purejaxrl_scale.runner import checkpoints, evaluation, folders, records
+from purejaxrl_scale.runner import checkpoints, evaluation, folders, hosts, records
 from purejaxrl_scale.runner.compilation import watch
 from purejaxrl_scale.runner.folders import RunError
 from purejaxrl_scale.runner.pace import Pace
@@ -40,18 +40,20 @@ class Session:
         self,
         config: Config,
         members: list[Path],
+        sources: list[Path],
         checkpoint: int | None,
         control: Control,
         status: Status,
         display: Display,
         log: Callable[[str], None],
     ):
-        self._config, self._members, self._checkpoint = config, members, checkpoint
+        self._config, self._members, self._sources, self._checkpoint = config, members, sources, checkpoint
         self._control, self._status, self._display, self._log = control, status, display, log
         self._seeds: list[int | None] = [None] if config.seeds == 1 else list(range(config.seeds))
         self._recorders = [records.Recorder(config.run.log_every) for _ in members]
         self._resets: deque[tuple[int, int]] = deque(maxlen=_NAN_WINDOW)
         self._mirrors: list[WandbMirror] = []
+        self._savers: list[checkpoints.Checkpoints] = []
         self.outer_step = 0
         self.steps = 0  # of the member that has taken the fewest
         self._member_steps = [0] * len(members)
@@ -80,12 +82,15 @@ class Session:
                 )
                 for index, member in enumerate(self._members)
             ]
-            self._savers = [checkpoints.Checkpoints(member, self._config.checkpoint.keep) for member in self._members]
+            if hosts.leads():
+                keep = self._config.checkpoint.keep
+                self._savers = [checkpoints.Checkpoints(member, keep) for member in self._members]
             for saver in self._savers:
                 stack.callback(saver.close)
             self._evaluate_jitted = evaluation.make_evaluate(trainer)
             if not self._is_finished:
                 chunk = self._compile(trainer, state)
+                hosts.wait_for_compilers()
                 state = self._loop(trainer, chunk, state)
                 if not self._is_finished:
                     return EXIT_STOPPED
@@ -119,7 +124,7 @@ class Session:
             learner = checkpoints.start_from(state.learner, source, self._seeds)
             state = state._replace(learner=learner, outer_loop=starting_at(state.outer_loop, learner.params))
         if self._checkpoint is not None:
-            restored = [checkpoints.restore(member, self._checkpoint) for member in self._members]
+            restored = [checkpoints.restore(source, self._checkpoint) for source in self._sources]
             state = checkpoints.from_host(state, checkpoints.stack([one.leaves for one in restored], self._seeds))
             self.outer_step = self._checkpoint
             self._member_steps = [int(one.meta["steps"]) for one in restored]
@@ -164,9 +169,11 @@ class Session:
         pace = Pace(config.run.chunk_seconds, trainer.chunk_limit)
         last_save, chunks, bookkeeping = time.monotonic(), 0, 0.0
         self._control.interruptible.clear()
-        while not self._is_finished and not self._control.stopping:
+        stopping = hosts.anyone(self._control.stopping)
+        while not self._is_finished and not stopping:
+            self._control.expect_progress_within(config.devices.patience_seconds if hosts.are_several() else None)
             left = self._most_left
-            asked = pace.choose(min(left, self._until_evaluation()))
+            (asked,) = hosts.agree([pace.choose(min(left, self._until_evaluation()))])
             profiled = config.run.profile and (chunks == 1 or (chunks == 0 and asked == left))
             with jax.profiler.trace(str(self._members[0] / "profile")) if profiled else contextlib.nullcontext():
                 began = time.monotonic()
@@ -183,14 +190,16 @@ class Session:
             diverged = self._broken_physics()
             if self._evaluations_due() > evaluated_before and not self._is_finished and not diverged:
                 self._evaluate(state)
-            since_save = time.monotonic() - last_save
-            due = since_save >= config.checkpoint.every_seconds
-            if due or diverged or self._control.stopping or self._is_finished:
+            (due,) = hosts.agree([time.monotonic() - last_save >= config.checkpoint.every_seconds])
+            # Asked once: a signal that came between the saving and the next chunk would end a run that is not saved.
+            stopping = hosts.anyone(self._control.stopping)
+            if due or diverged or stopping or self._is_finished:
                 self._save(state)
                 last_save = time.monotonic()
             if diverged:
                 self._wait_for_savers()
                 raise RunError(diverged)
+        self._control.expect_progress_within(None)
         self._log(f"records and display took {bookkeeping:.2f} s beside {self.wall_seconds:.2f} s of training")
         self._wait_for_savers()
         return state
@@ -259,6 +268,8 @@ class Session:
 
     def _save(self, state: PyTree) -> None:
         leaves = checkpoints.to_host(state)
+        if not hosts.leads():
+            return
         members = zip(self._savers, self._seeds, self._recorders, self._member_steps, strict=True)
         for saver, seed, recorder, steps in members:
             # A copy: the recorder goes on while the checkpoint is written in the background.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 
@@ -28,23 +29,35 @@ class Control:
         self.interruptible = threading.Event()  # nothing would be lost by ending at once
         self.interruptible.set()
         self.received = ""  # the signal's name
+        self._deadline: float | None = None
 
     @property
     def stopping(self) -> bool:
         return self.stop.is_set()
+
+    def expect_progress_within(self, seconds: float | None) -> None:
+        """From now on the work hangs if it is not heard of again within `seconds`; None where it may take its time."""
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+
+    @property
+    def hangs(self) -> bool:
+        deadline = self._deadline
+        return deadline is not None and time.monotonic() > deadline
 
 
 def supervise(
     work: Callable[[], int],
     control: Control,
     abandon: Callable[[int], None],
+    give_up: Callable[[], None],
     in_kernel: bool,
 ) -> int:
     """Run `work` in a thread and return its exit code; answer SIGINT, SIGTERM and SIGHUP at once.
 
     The first signal asks the work to stop; while it is interruptible, and at a second signal, the process ends at
     once with EXIT_STOPPED, after `abandon(code)` has put the terminal in order. In a notebook's kernel the process
-    lives on: KeyboardInterrupt is raised in place of its end, and the abandoned thread returns when it next looks.
+    lives on: KeyboardInterrupt is raised in place of its end, and the abandoned thread returns when it next looks. Work
+    that hangs ends the process with EXIT_FAILED, after `give_up()` has said so.
     """
     codes: list[int] = []
     worker = threading.Thread(target=lambda: codes.append(work()), name="training", daemon=True)
@@ -65,6 +78,9 @@ def supervise(
         worker.start()
         while worker.is_alive():
             worker.join(0.2)  # a join without a limit would keep handlers waiting
+            if control.hangs:
+                give_up()
+                os._exit(EXIT_FAILED)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,0 +1,7 @@
+"""`python -m purejaxrl_scale` is the command `purejaxrl-scale`."""
+
+import sys
+
+from purejaxrl_scale.cli import main
+
+sys.exit(main())
