@@ -31,7 +31,7 @@ def parse(text: str) -> Change:
             f"changes: {name} decides shapes or code and cannot change during a run; these can: "
             + ", ".join(known for known, one in fields().items() if one.traced)
         )
-    number = coerce(Field(name, float, traced=True), value.strip())
+    number = coerce(Field(f"changes: {name}", float, traced=True), value.strip())
     return Change(name, number, coerce(Field(f"changes: the steps of {name}", int, traced=False), steps.strip()))
 
 

@@ -78,7 +78,7 @@ def _adaptive(config: Config) -> Iterator[str]:
     if options.driver in {"behavioural_divergence", "kl"}:
         if options.low >= options.high:
             yield f"{prefix}.low must be less than {prefix}.high: {options.low:g} is not less than {options.high:g}"
-        if options.burn_in > options.window:
+        if options.burn_in > options.window >= 1:
             yield (
                 f"{prefix}.burn_in must not exceed {prefix}.window: {options.burn_in} is more than {options.window}; "
                 f"the nearest legal value is {options.window}"
@@ -119,10 +119,12 @@ def _lengths(config: Config) -> Iterator[str]:
         return
     for name, value in named.items():
         if value % options.multiple:
-            legal = neighbours(value, multiples_around(value, options.multiple))
+            most = config.algorithm.rollout_length
+            legal = neighbours(value, [one for one in multiples_around(value, options.multiple) if one <= most])
+            nearest = f"; nearest legal: {' or '.join(legal)}" if legal else ""
             yield (
                 f"{prefix}.{name} must be a multiple of {prefix}.multiple: {value:,} is not one of "
-                f"{options.multiple:,}; nearest legal: {' or '.join(legal)}"
+                f"{options.multiple:,}{nearest}"
             )
     if not config.network.recurrent:
         return

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+FLOAT32 = 3.4028234663852886e38
+
 
 class Range(NamedTuple):
     """Legal values of a number; an open end is excluded."""
@@ -15,6 +17,8 @@ class Range(NamedTuple):
 
     def fault(self, name: str, value: float) -> str | None:
         """The sentence that refuses a value, or None."""
+        if isinstance(value, float) and abs(value) > FLOAT32:
+            return f"{name} must be at most {FLOAT32:.2g}, the largest float32: it is {value:g}"
         if self.low is not None and (value < self.low or (self.low_open and value == self.low)):
             if self.low_open:
                 return f"{name} must be greater than {self.low:g}: it is {value:,}"
@@ -31,7 +35,7 @@ _COUNT = Range(low=1, high=2**31 - 1)
 _SIZE = Range(low=0, high=2**31 - 1)
 WIDTH = Range(low=1, high=2**16)
 _NOT_NEGATIVE = Range(low=0)
-_AGE = Range(low=0, high=1e9)  # beyond, a float32 average would never move
+_AGE = Range(low=0, high=1e7)  # beyond, a float32 average would never move
 _POSITIVE = Range(low=0, low_open=True)
 _SHARE = Range(low=0, high=1)
 
@@ -76,8 +80,9 @@ RANGES: dict[str, Range] = {
     "algorithm.reference.center_of_mass": _AGE,
     "algorithm.adaptive_batch.minimum": _COUNT,
     "algorithm.adaptive_batch.maximum": _COUNT,
-    "algorithm.adaptive_batch.low": _POSITIVE,
-    "algorithm.adaptive_batch.high": _POSITIVE,
+    # Their ratio must be a float32.
+    "algorithm.adaptive_batch.low": Range(low=1e-18, high=1e18),
+    "algorithm.adaptive_batch.high": Range(low=1e-18, high=1e18),
     "algorithm.adaptive_batch.every": _COUNT,
     "algorithm.adaptive_batch.window": Range(low=1, high=2**20),
     "algorithm.adaptive_batch.burn_in": _COUNT,

@@ -306,7 +306,8 @@ ADAPTIVE = {
         ),
         ({"algorithm.name": "pqn"}, "driver kl needs algorithm.name ppo; pqn goes with behavioural_divergence"),
         ({"algorithm.adaptive_batch.smoothing": 0.0}, "smoothing must be greater than 0"),
-        ({"algorithm.adaptive_batch.low": 0.0}, "low must be greater than 0"),
+        ({"algorithm.adaptive_batch.low": 0.0}, "low must be at least 1e-18"),
+        ({"algorithm.adaptive_batch.low": 1e-45}, "low must be at least 1e-18"),
         (
             {"algorithm.adaptive_batch.epochs_length": 16},
             "epochs_length needs algorithm.adaptive_batch.driver and epochs proportional, and would be ignored with "

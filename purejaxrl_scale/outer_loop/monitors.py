@@ -130,7 +130,9 @@ def changed_actions(policy: Policy, params: PyTree, before: PyTree | None = None
         new = policy(params, block.memory, block.observation, block.is_first)
         batch = block.log_prob.shape
         changed = divergence.changed(*(_rows(mode, batch) for mode in (old.mode(), new.mode()))).reshape(batch)
-        return {"outer/behavioural_divergence": changed.astype(jnp.float32)}
+        # The mode of NaNs is an action as good as any.
+        known = _is_finite(old, batch) & _is_finite(new, batch)
+        return {"outer/behavioural_divergence": jnp.where(known, changed.astype(jnp.float32), jnp.nan)}
 
     return measure
 
@@ -144,6 +146,15 @@ def kl_of_change(policy: Policy, params: PyTree, before: PyTree | None = None) -
         return {"outer/kl_new_old_exact": new.kl(old)}
 
     return measure
+
+
+def _is_finite(policy: Distribution, batch: tuple[int, ...]) -> jax.Array:
+    """Whether the policy of each state is a policy at all, bool[L, B]."""
+    finite = jnp.ones(batch, bool)
+    for leaf in jax.tree.leaves(policy):
+        if leaf.shape[: len(batch)] == batch:
+            finite &= jnp.all(~jnp.isnan(leaf).reshape(*batch, -1), axis=-1)
+    return finite
 
 
 def _rows(action: jax.Array, batch: tuple[int, ...]) -> jax.Array:

@@ -93,17 +93,19 @@ def resolved(config: Config) -> Config:
 def _with_size(config: Config, factor: Fraction, num_envs: int) -> Any:
     """The algorithm with minibatches `factor` times as large, which the logical shards can share."""
     size, unit = config.algorithm.minibatch_size * factor, config.devices.logical_shards * config.segment_length
+    shards = config.devices.logical_shards
     if size.denominator != 1 or size.numerator % unit:
-        step = _step(config, unit)
-        nearest = neighbours(num_envs, multiples_around(num_envs, step))
-        raise ConfigError(
-            [
-                f"scaling.num_envs {num_envs:,} makes algorithm.minibatch_size {config.algorithm.minibatch_size:,} x "
-                f"{float(factor):g} = {float(size):g}, which is no multiple of {unit:,} (devices.logical_shards x "
-                f"segment length); the nearest legal are {' or '.join(nearest)}"
-            ]
+        reason = (
+            f"scaling.num_envs {num_envs:,} makes algorithm.minibatch_size {config.algorithm.minibatch_size:,} x "
+            f"{float(factor):g} = {float(size):g}, which is no multiple of {unit:,} (devices.logical_shards x segment "
+            "length)"
         )
-    return dataclasses.replace(config.algorithm, minibatch_size=int(size))
+    elif num_envs % shards:
+        reason = f"scaling.num_envs must be a multiple of devices.logical_shards: {num_envs:,} is none of {shards:,}"
+    else:
+        return dataclasses.replace(config.algorithm, minibatch_size=int(size))
+    nearest = neighbours(num_envs, multiples_around(num_envs, _step(config, unit)))
+    raise ConfigError([f"{reason}; the nearest legal are {' or '.join(nearest)}"])
 
 
 def _step(config: Config, unit: int) -> int:

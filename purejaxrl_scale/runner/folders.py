@@ -75,14 +75,35 @@ def _create_one(parent: Path, name: str) -> Path:
 
 
 def source_of(config: Config) -> Path | None:
-    """The run that `config.run.start_from` names, as a folder or as a name in run.folder. Raises RunError."""
+    """The run that `config.run.start_from` names, as a folder or as a name in run.folder.
+
+    Raises RunError where there is none, or where what it has learnt would be another function under this config.
+    """
     named = config.run.start_from
     if not named:
         return None
     for candidate in (Path(named), Path(config.run.folder) / named):
         if (candidate / CONFIG_FILE).is_file():
+            _check_fit(config, candidate)
             return candidate
     raise RunError(f"run.start_from {named!r} is no run, neither as a folder nor in {config.run.folder}/")
+
+
+# Neither parameters nor what they compute depend on these, rounding apart.
+_FREE = {"network.segment_length", "network.initial_log_std", "network.compute_dtype"}
+
+
+def _check_fit(config: Config, source: Path) -> None:
+    before = config_io.load(source / CONFIG_FILE)
+    fixed = [name for name in config_io.fields() if name.startswith("network.") and name not in _FREE]
+    fixed += ["algorithm.name", "environment.observation_normalisation"]
+    differing = [
+        f"{name} is {config_io.get(before, name)} there and {config_io.get(config, name)} here"
+        for name in fixed
+        if config_io.get(before, name) != config_io.get(config, name)
+    ]
+    if differing:
+        raise RunError(f"what run.start_from {source} has learnt does not fit this config: {'; '.join(differing)}")
 
 
 def members_of(run: Path) -> list[Path]:

@@ -33,7 +33,9 @@ def train(config: Config, name: str) -> int:
     0 done, 1 failed, 75 stopped by a signal and resumable. Raises RunError where no record can be started. Its folders
     are `config.run.folder`/NAME-SEED-TIME.
     """
-    folders.source_of(config)
+    source = folders.source_of(config)
+    if source is not None and not checkpoints.steps(source):
+        raise RunError(f"run.start_from {source} has no checkpoint that is complete")
     with hosts.own_record(config) as own:
         members = folders.create(own, name)
         return _run(own, name, members, members, None)

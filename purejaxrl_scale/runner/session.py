@@ -119,8 +119,9 @@ class Session:
         seeds = range(self._config.seed, self._config.seed + self._config.seeds)
         keys = jnp.stack([jax.random.key(seed) for seed in seeds])
         state = trainer.init(keys if len(self._members) > 1 else keys[0])
-        source = folders.source_of(self._config)
-        if self._checkpoint is None and source is not None:
+        # A run that has a checkpoint of its own needs the one it started from no more.
+        source = folders.source_of(self._config) if self._checkpoint is None else None
+        if source is not None:
             learner = checkpoints.start_from(state.learner, source, self._seeds)
             state = state._replace(learner=learner, outer_loop=starting_at(state.outer_loop, learner.params))
         if self._checkpoint is not None:

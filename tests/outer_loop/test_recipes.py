@@ -96,6 +96,7 @@ def test_averages_keep_their_age_in_samples():
             "fixed_minibatch",
             "768 samples .* the fewest environments are 688",
         ),
+        (PAPER, 2049, "sqrt_learning_rate", "no multiple of 8|multiple of devices.logical_shards"),
         (PAPER, 0, "sqrt_learning_rate", "scaling.num_envs must be at least 1: it is 0"),
         (PAPER, 4096, "twice", "there is no scaling.recipe"),
     ],

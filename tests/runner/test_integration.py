@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from purejaxrl_scale import config_io
 from purejaxrl_scale.analysis.runs import load_run
 from purejaxrl_scale.config import (
     AdaptiveBatchConfig,
@@ -211,10 +213,26 @@ def test_a_run_starts_with_what_another_has_learnt(whole, tmp_path):
     assert after[low] == before[low] + after["steps/low"]
 
 
-def test_a_run_that_cannot_start_from_another_says_why(whole, tmp_path, capsys):
+def test_a_run_with_a_checkpoint_needs_its_source_no_more(whole, tmp_path, stopping):
+    source = shutil.copytree(whole[0], tmp_path / "source")
+    undo = stopping(1)
+    assert runner.train(cartpole(tmp_path / "later", start_from=str(source)), "later") == 75
+    undo()
+    shutil.rmtree(source)
+    assert runner.resume(only_run(tmp_path / "later")) == 0
+
+
+def test_a_run_that_cannot_start_from_another_says_why(whole, tmp_path):
     wider = cartpole(tmp_path / "wider", start_from=str(whole[0]))
-    assert runner.train(dataclasses.replace(wider, network=NetworkConfig(widths=(16,))), "wider") == 1
-    assert "does not fit this config" in capsys.readouterr().err
+    wider = dataclasses.replace(wider, network=NetworkConfig(widths=(16,), activation="relu"))
+    with pytest.raises(folders.RunError, match=r"network.widths is \(8,\) there and \(16,\) here; network.activation"):
+        runner.train(wider, "wider")
+    assert not (tmp_path / "wider").exists()
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    config_io.save(cartpole(tmp_path), empty / "config.yaml")
+    with pytest.raises(folders.RunError, match="has no checkpoint that is complete"):
+        runner.train(cartpole(tmp_path / "none", start_from=str(empty)), "none")
     with pytest.raises(folders.RunError, match="is no run"):
         runner.train(cartpole(tmp_path / "none", start_from="nowhere"), "none")
     assert not (tmp_path / "none").exists()
