@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -32,15 +34,11 @@ def gae(
     chex.assert_equal_shape([reward, value, next_value, terminated, truncated])
     alive = 1.0 - terminated
     delta = reward + discount * alive * next_value - value
-    trace = discount * trace_decay * alive * (1.0 - truncated)
 
-    def backwards(later, now):
-        delta_t, trace_t = now
-        advantage = delta_t + trace_t * later
-        return advantage, advantage
+    def backwards(later, delta_t, terminated_t, truncated_t):
+        return delta_t + discount * trace_decay * (1.0 - terminated_t) * (1.0 - truncated_t) * later
 
-    _, advantage = jax.lax.scan(backwards, jnp.zeros_like(value[0]), (delta, trace), reverse=True)
-    return advantage
+    return _backwards_in_place(backwards, jnp.zeros_like(value[0]), delta, (terminated, truncated))
 
 
 def lambda_returns(
@@ -63,13 +61,25 @@ def lambda_returns(
     Source: Sutton and Barto 2018, eq. 12.18; Gallici et al. 2025, arXiv 2407.04811, section 3.
     """
     chex.assert_equal_shape([reward, next_value, terminated, truncated])
-    alive = discount * (1.0 - terminated)
-    decay = trace_decay * (1.0 - truncated)
 
-    def backwards(later, now):
-        reward_t, value_t, alive_t, decay_t = now
-        value = reward_t + alive_t * ((1.0 - decay_t) * value_t + decay_t * later)
-        return value, value
+    def backwards(later, reward_t, value_t, terminated_t, truncated_t):
+        decay_t = trace_decay * (1.0 - truncated_t)
+        return reward_t + discount * (1.0 - terminated_t) * ((1.0 - decay_t) * value_t + decay_t * later)
 
-    _, returns = jax.lax.scan(backwards, next_value[-1], (reward, next_value, alive, decay), reverse=True)
-    return returns
+    return _backwards_in_place(backwards, next_value[-1], reward, (next_value, terminated, truncated))
+
+
+def _backwards_in_place(function: Callable[..., jax.Array], last: jax.Array, rows: jax.Array, others) -> jax.Array:
+    """xₜ ← function(xₜ₊₁, xₜ, others at t) from the last row of f32[T, N] to the first, from `last` f32[N] on.
+
+    A scan would have its results in an array beside `rows`, whose zeros are laid out before the rollout begins.
+    """
+    length = rows.shape[0]
+
+    def one(step, carry):
+        rows, later = carry
+        time = length - 1 - step
+        later = function(later, rows[time], *(other[time] for other in others))
+        return rows.at[time].set(later), later
+
+    return jax.lax.fori_loop(0, length, one, (rows, last))[0]

@@ -46,3 +46,35 @@ def take_rows(tree, rows: jax.Array):
 def put_rows(tree, rows: jax.Array, values):
     """Each leaf with the given rows replaced; rows past the end are dropped."""
     return jax.tree.map(lambda leaf, value: leaf.at[rows].set(value, mode="drop"), tree, values)
+
+
+def rows_from(tree, first: jax.Array, count: int):
+    """`count` rows of each leaf [N, ...], from row `first` on; the leaves themselves where that is all of them."""
+    return jax.tree.map(lambda leaf: _slice(leaf, first, count), tree)
+
+
+def put_rows_from(tree, values, first: jax.Array):
+    """Each leaf [N, ...] with rows replaced by [B, ...], from row `first` on."""
+    return jax.tree.map(lambda leaf, value: _replaced(leaf, value, (first,)), tree, values)
+
+
+def block_at(tree, time: jax.Array, first: jax.Array, count: int):
+    """`count` rows of each leaf [T, N, ...] at one time, from row `first` on."""
+    return jax.tree.map(
+        lambda leaf: _slice(jax.lax.dynamic_index_in_dim(leaf, time, keepdims=False), first, count), tree
+    )
+
+
+def put_block(tree, values, time: jax.Array, first: jax.Array):
+    """Each leaf [T, N, ...] with rows of one time replaced by [B, ...], from row `first` on."""
+    return jax.tree.map(lambda leaf, value: _replaced(leaf, value[None], (time, first)), tree, values)
+
+
+def _slice(leaf: jax.Array, first: jax.Array, count: int) -> jax.Array:
+    return leaf if leaf.shape[0] == count else jax.lax.dynamic_slice_in_dim(leaf, first, count)
+
+
+def _replaced(leaf: jax.Array, value: jax.Array, start: tuple[jax.Array, ...]) -> jax.Array:
+    if leaf.shape == value.shape:
+        return value
+    return jax.lax.dynamic_update_slice(leaf, value, (*start, *(0,) * (leaf.ndim - len(start))))

@@ -59,6 +59,11 @@ class EnvironmentConfig:
     """Standardise observations by running moments, frozen within an outer step and clipped at 10."""
     max_nan_fraction: float = 0.01
     """The run stops when more than this share of its resets comes from NaN physics."""
+    block_size: int = 0
+    """Environments that are stepped at once on each device, so that temporary memory does not grow with their number; 0
+    for all. It must divide num_envs / devices.logical_shards."""
+    observation_storage: Literal["float32", "bfloat16"] = "float32"
+    """Precision in which real observations are kept, and in which the policy sees them; others are kept as they are."""
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ RANGES: dict[str, Range] = {
     "environment.reward_scale": _POSITIVE,
     "environment.reward_clip": _POSITIVE,
     "environment.max_nan_fraction": _SHARE,
+    "environment.block_size": _SIZE,
     "network.blocks": Range(low=0, high=1000),
     "network.hidden_size": WIDTH,
     "network.segment_length": _SIZE,

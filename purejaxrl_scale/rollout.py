@@ -8,7 +8,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from purejaxrl_scale.compaction import block_size, for_marked, put_rows, take_rows
+from purejaxrl_scale.compaction import (
+    block_at,
+    block_size,
+    for_marked,
+    put_block,
+    put_rows,
+    put_rows_from,
+    rows_from,
+    take_rows,
+)
 from purejaxrl_scale.config import Config
 from purejaxrl_scale.devices import common_bound, only_where, shard_index
 from purejaxrl_scale.environments import autoreset
@@ -124,39 +133,64 @@ def collect(
     over the episodes that ended.
     """
     config, network = simulation.config, simulation.network
-    segment = config.segment_length
+    segment, num_local = config.segment_length, actors.is_first.shape[0]
+    block = config.environment.block_size or num_local
+    fixed = {"first_start": actors.first_start, "discounted_return": actors.discounted_return}
 
     @jax.jit
-    def step(actors, time):
+    def step(actors, first_row, time):
+        step_key = jax.random.fold_in(key, time.astype(jnp.uint32))
+        first_start = rows_from(fixed["first_start"], first_row, block)
         actors, (row, sums) = _step(
-            simulation, params, normalise, behave, pool, actors, jax.random.fold_in(key, time.astype(jnp.uint32))
+            simulation, params, normalise, behave, pool, actors, first_start, step_key, first_row, num_local
         )
         return actors, row, jax.tree.map(lambda leaf: jnp.sum(leaf, dtype=leaf.dtype), sums)
 
-    def one(time, carry):
-        before, rows, memory, sums = carry
-        actors, row, added = step(before, time)
+    def of_block(time, first_row, carry):
+        actors, rows, memory, sums = carry
+        before = rows_from(actors, first_row, block)
+        after, row, added = step(before, first_row, time)
         number = time // segment
-        memory = jax.tree.map(
-            lambda buffer, now: buffer.at[number].set(jnp.where(time % segment == 0, now, buffer[number])),
-            memory,
+        kept = jax.tree.map(
+            lambda now, old: jnp.where(time % segment == 0, now, old),
             before.memory,
+            block_at(memory, number, first_row, block),
         )
-        rows = jax.tree.map(lambda buffer, now: buffer.at[time].set(now), rows, row)
-        kept = only_where(time < length, (actors, jax.tree.map(jnp.add, sums, added)), (before, sums), config.adapts)
-        return kept[0], rows, memory, kept[1]
+        memory = put_block(memory, kept, number, first_row)
+        after, sums = only_where(
+            time < length, (after, jax.tree.map(jnp.add, sums, added)), (before, sums), config.adapts
+        )
+        return put_rows_from(actors, after, first_row), put_block(rows, row, time, first_row), memory, sums
 
-    _, row, sums = jax.eval_shape(step, actors, jnp.int32(0))
-    rows, memory = _buffers(row, config.longest_rollout), _buffers(actors.memory, config.longest_rollout // segment)
+    def one(time, carry):
+        if block == num_local:
+            return of_block(time, jnp.int32(0), carry)
+        return jax.lax.fori_loop(
+            0, num_local // block, lambda number, carry: of_block(time, number * block, carry), carry
+        )
+
+    moving = actors._replace(first_start=(), discounted_return=())
+    _, row, sums = jax.eval_shape(step, rows_from(moving, jnp.int32(0), block), jnp.int32(0), jnp.int32(0))
+    rows = _buffers(row, config.longest_rollout, num_local)
+    memory = _buffers(actors.memory, config.longest_rollout // segment, num_local)
     sums = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums)
-    actors, rows, memory, sums = jax.lax.fori_loop(0, common_bound(length), one, (actors, rows, memory, sums))
-    _, _, last_value = network.step(params, actors.memory, normalise(actors.start.observation), actors.is_first)
+    moving, rows, memory, sums = jax.lax.fori_loop(0, common_bound(length), one, (moving, rows, memory, sums))
+
+    def value_of_block(first_row):
+        actors = rows_from(moving, first_row, block)
+        return network.step(params, actors.memory, normalise(actors.start.observation), actors.is_first)[2]
+
+    if block == num_local:
+        last_value = value_of_block(jnp.int32(0))
+    else:
+        last_value = jax.lax.map(value_of_block, jnp.arange(0, num_local, block, dtype=jnp.int32)).reshape(num_local)
     trajectory = Trajectory(**rows, memory=memory, last_value=last_value, length=length)
-    return actors, _without_the_rest(trajectory) if config.adapts else trajectory, sums
+    return moving._replace(**fixed), _without_the_rest(trajectory) if config.adapts else trajectory, sums
 
 
-def _buffers(row: PyTree, length: int) -> PyTree:
-    return jax.tree.map(lambda leaf: jnp.zeros((length, *leaf.shape), leaf.dtype), row)
+def _buffers(row: PyTree, length: int, num_local: int) -> PyTree:
+    """Zeros [length, N, ...] for rows [B, ...]."""
+    return jax.tree.map(lambda leaf: jnp.zeros((length, num_local, *leaf.shape[1:]), leaf.dtype), row)
 
 
 def _without_the_rest(trajectory: Trajectory) -> Trajectory:
@@ -185,11 +219,25 @@ def stopped(trajectory: Trajectory) -> jax.Array:
     return trajectory.truncated | last[:, None]
 
 
-def _step(simulation: Simulation, params, normalise, behave, pool, actors: Actors, key: jax.Array):
-    """One step of all environments -> (actors, (the trajectory's row, sums over ended episodes))."""
+def _step(
+    simulation: Simulation,
+    params,
+    normalise,
+    behave,
+    pool,
+    actors: Actors,
+    first_start: Start | tuple[()],
+    key: jax.Array,
+    first_row: jax.Array,
+    num_local: int,
+):
+    """One step of a block of this device's environments, which begins at `first_row`.
+
+    -> (actors, (the trajectory's row, sums over ended episodes)), all [block, ...].
+    """
     environment, network, options = simulation.environment, simulation.network, simulation.config.environment
-    num_local = actors.is_first.shape[0]
-    rows = jnp.arange(num_local, dtype=jnp.int32)
+    count = actors.is_first.shape[0]
+    rows = first_row + jnp.arange(count, dtype=jnp.int32)
     action_key, dynamics_key, reset_key = jax.random.split(key, 3)
 
     observation = actors.start.observation
@@ -217,7 +265,7 @@ def _step(simulation: Simulation, params, normalise, behave, pool, actors: Actor
         )
         return put_rows(values, rows, value)
 
-    final_value = for_marked(truncated, value_final, jnp.zeros(num_local), block=block_size(num_local))
+    final_value = for_marked(truncated, value_final, jnp.zeros(count), block=block_size(count))
     episodes, sums = update_episodes(actors.episodes, timestep.reward, ended, broken, timestep.outcome)
     sums["environment/resets"] = jnp.sum(ended, dtype=jnp.uint32)
     sums["environment/nan_resets"] = jnp.sum(broken, dtype=jnp.uint32)
@@ -225,9 +273,9 @@ def _step(simulation: Simulation, params, normalise, behave, pool, actors: Actor
         environment,
         options.autoreset,
         pool,
-        actors.first_start,
+        first_start,
         ended,
-        lambda rows: environment_keys(reset_key, rows, num_local),
+        lambda marked: environment_keys(reset_key, first_row + marked, num_local),
         Start(timestep.observation, timestep.state),
     )
     row = {
