@@ -29,7 +29,7 @@ def broken_batch_rules(config: Config) -> list[str]:
     if min(numbers) < 1 or max(numbers) >= _INDEX_LIMIT:
         return []
     of_lengths = (_adaptive_minibatches,) if config.adapts else (_segments, _minibatches)
-    rules = (_devices, _environments, *of_lengths, _single_samples, _microbatches, _indices)
+    rules = (_devices, _environments, _blocks, *of_lengths, _single_samples, _microbatches, _indices)
     return [fault for rule in rules for fault in rule(config)]
 
 
@@ -40,6 +40,16 @@ def _devices(config: Config) -> Iterator[str]:
         yield (
             f"devices.count must divide devices.logical_shards: {count} does not divide {shards}; "
             f"nearest legal count: {_or(legal)}"
+        )
+
+
+def _blocks(config: Config) -> Iterator[str]:
+    block, shards, num_envs = config.environment.block_size, config.devices.logical_shards, config.environment.num_envs
+    if block > 0 and num_envs % shards == 0 and num_envs // shards % block:
+        legal = neighbours(block, divisors(num_envs // shards))
+        yield (
+            f"environment.block_size must divide the environments of a logical shard: {block:,} does not divide "
+            f"{num_envs // shards:,}; nearest legal: {_or(legal)}"
         )
 
 

@@ -28,6 +28,7 @@ from purejaxrl_scale.environments.statistics import (
     Moments,
     init_episodes,
     normalise,
+    stored,
     update_episodes,
 )
 from purejaxrl_scale.networks.actor_critic import ActorCritic
@@ -50,7 +51,7 @@ class Actors(NamedTuple):
 class Trajectory(NamedTuple):
     """What happened in one rollout, time-major. Of its T rows the first `length` were filled."""
 
-    observation: PyTree  # [T, N, ...], raw
+    observation: PyTree  # [T, N, ...], raw, in the precision of environment.observation_storage
     action: jax.Array  # [T, N, ...], as the policy drew it
     log_prob: jax.Array  # f32[T, N], of the behaviour policy
     value: jax.Array  # f32[T, N]
@@ -178,7 +179,8 @@ def collect(
 
     def value_of_block(first_row):
         actors = rows_from(moving, first_row, block)
-        return network.step(params, actors.memory, normalise(actors.start.observation), actors.is_first)[2]
+        observation = normalise(stored(actors.start.observation, config.environment.observation_storage))
+        return network.step(params, actors.memory, observation, actors.is_first)[2]
 
     if block == num_local:
         last_value = value_of_block(jnp.int32(0))
@@ -240,7 +242,7 @@ def _step(
     rows = first_row + jnp.arange(count, dtype=jnp.int32)
     action_key, dynamics_key, reset_key = jax.random.split(key, 3)
 
-    observation = actors.start.observation
+    observation = stored(actors.start.observation, options.observation_storage)
     memory, policy, value = network.step(params, actors.memory, normalise(observation), actors.is_first)
     policy = behave(policy)
     action = policy.sample(environment_keys(action_key, rows, num_local))
@@ -260,7 +262,7 @@ def _step(
         _, _, value = network.step(
             params,
             take_rows(memory, rows),
-            normalise(take_rows(timestep.observation, rows)),
+            normalise(stored(take_rows(timestep.observation, rows), options.observation_storage)),
             jnp.zeros(rows.shape, bool),
         )
         return put_rows(values, rows, value)

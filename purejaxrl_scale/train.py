@@ -27,6 +27,7 @@ from purejaxrl_scale.environments.statistics import (
     discounted_returns,
     init_moments,
     normalise,
+    stored,
     update_moments,
 )
 from purejaxrl_scale.hyperparameters import Hyperparameters
@@ -287,6 +288,7 @@ class Trainer:
         deterministic: bool,
     ) -> tuple[jax.Array, jax.Array, PyTree]:
         """The policy on raw observations [N, ...] -> (action, the action as the environment takes it, memory)."""
+        observation = stored(observation, self.config.environment.observation_storage)
         observation = normalise(learner.observation_moments, observation)
         memory, policy, _ = self.simulation.network.step(learner.params, memory, observation, is_first)
         if isinstance(policy, EpsilonGreedy):

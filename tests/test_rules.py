@@ -463,3 +463,10 @@ def test_any_numbers_are_judged_without_an_exception(numbers, choice):
     assert all(problem for problem in problems(config))
     with contextlib.suppress(config_io.ConfigError):
         recipes.resolved(config)
+
+
+def test_blocks_divide_a_logical_shard():
+    sizes = batch(96, 8, 96)
+    assert problems(with_fields(sizes | {"environment.block_size": 6})) == []
+    found = only_problem(sizes | {"environment.block_size": 8})
+    assert "8 does not divide 12; nearest legal: 6 or 12" in found

@@ -137,6 +137,49 @@ def test_the_chunk_compiles_once(clock_trainer):
     assert function._cache_size() == 1
 
 
+def test_blocks_of_environments_see_the_same_experience(whole_run):
+    """Of two environments each, whose products round otherwise; a recurrent memory and resets go by block too."""
+    state, metrics = make_trainer(Clock(), environment={"block_size": 2})(jax.random.key(3))
+    assert_equal(state.actors.start, whole_run[0].actors.start, rtol=1e-5)
+    assert_equal(state.learner, whole_run[0].learner, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(metrics["episode/return_sum"], whole_run[1]["episode/return_sum"])
+    network = {"recurrent": True, "hidden_size": 8, "segment_length": 4}
+    environment = {"autoreset": "first_state", "staggered": True}
+    whole, _ = make_trainer(Clock(), network=network, environment=environment)(jax.random.key(3))
+    blocks, _ = make_trainer(Clock(), network=network, environment=environment | {"block_size": 1})(jax.random.key(3))
+    assert_equal(blocks.actors, whole.actors, rtol=1e-4, atol=1e-5)
+    assert_equal(blocks.learner, whole.learner, rtol=1e-4, atol=1e-5)
+
+
+def test_the_policy_acts_on_what_is_stored():
+    """Pendulum's real observations rounded to bfloat16: value and log-probability are those of the rounded ones."""
+    config = Config(
+        total_steps=128,
+        environment=EnvironmentConfig(name="gymnax/Pendulum-v1", num_envs=16, observation_storage="bfloat16"),
+        network=NetworkConfig(widths=(16,)),
+        algorithm=AlgorithmConfig(rollout_length=8, minibatch_size=128),
+        devices=DevicesConfig(count=1),
+    )
+    trainer = train.make_train(config)
+    state = trainer.init(jax.random.key(0))
+    normalise = partial(train.normalise, ())
+    _, trajectory, _ = collect(
+        trainer.simulation,
+        state.learner.params,
+        normalise,
+        lambda policy: policy,
+        (),
+        state.actors,
+        jax.random.key(1),
+        8,
+    )
+    assert trajectory.observation.dtype == jnp.bfloat16
+    policy, value = trainer.simulation.unroll((), state.learner.params, (), trajectory.observation, trajectory.is_first)
+    np.testing.assert_allclose(value, trajectory.value, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(policy.log_prob(trajectory.action), trajectory.log_prob, rtol=0, atol=1e-6)
+    assert np.any(np.asarray(state.actors.start.observation) != np.asarray(trajectory.observation[0], np.float32))
+
+
 @pytest.mark.parametrize(
     "network",
     [{}, {"recurrent": True, "hidden_size": 8}, {"recurrent": True, "hidden_size": 8, "segment_length": 4}],

@@ -91,7 +91,7 @@ def update_moments(moments: Moments, samples: PyTree, valid: jax.Array) -> Momen
         return valid.reshape(valid.shape + (1,) * (leaf.ndim - valid.ndim))
 
     def merge(leaf: jax.Array, mean: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array]:
-        keep = spread(leaf)
+        keep, leaf = spread(leaf), leaf.astype(jnp.float32)
         batch_mean = global_total(lambda: jnp.sum(jnp.where(keep, leaf, 0.0), batch_dimensions)) / size
 
         def squares():
@@ -125,8 +125,21 @@ def standardise(observation: PyTree, moments: Moments, bound: float = 10.0) -> P
     return jax.tree.map(one, observation, moments.mean, moments.variance)
 
 
+def stored(observation: PyTree, storage: str) -> PyTree:
+    """A raw observation as the trajectory keeps it: under bfloat16 its float32 leaves rounded, others as they are.
+
+    The policy must see it so too, or its ratio would not start at 1.
+    """
+    if storage == "float32":
+        return observation
+    return jax.tree.map(lambda leaf: leaf.astype(storage) if leaf.dtype == jnp.float32 else leaf, observation)
+
+
 def normalise(moments: Moments | tuple[()], observation: PyTree) -> PyTree:
-    """What the network sees of a raw observation: statistics move between outer steps only, so ratios start at 1."""
+    """What the network sees of a stored observation: statistics move between outer steps only, so ratios start at 1."""
+    observation = jax.tree.map(
+        lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == jnp.bfloat16 else leaf, observation
+    )
     return standardise(observation, moments) if isinstance(moments, Moments) else observation
 
 
