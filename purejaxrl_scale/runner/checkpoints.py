@@ -7,7 +7,9 @@ own complete checkpoint.
 
 from __future__ import annotations
 
+import json
 import logging
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,10 +100,26 @@ def restore(run: Path, outer_step: int) -> Restored:
             )
     except Exception as fault:
         raise RunError(
-            f"checkpoint {folder / str(outer_step)} cannot be read ({type(fault).__name__}: {_first_line(fault)}); "
-            "remove it to go on from an older one"
+            f"checkpoint {folder / str(outer_step)} cannot be read ({type(fault).__name__}: {_first_line(fault)})"
         ) from fault
     return Restored(dict(found[_STATE]), dict(found[_META]))
+
+
+def config_of(run: Path, outer_step: int) -> dict[str, Any]:
+    """The config that a checkpoint was saved under, as `config_io.to_dict` writes it; {} where it cannot be read."""
+    try:
+        found = json.loads((run / FOLDER / str(outer_step) / _META / "metadata").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found.get("config") or {}
+
+
+def set_aside(run: Path, outer_step: int) -> Path:
+    """Rename a checkpoint that cannot be read, so that it is neither tried nor counted again; its new place."""
+    folder = run / FOLDER / str(outer_step)
+    aside = folder.with_name(f"damaged-{outer_step}-{time.strftime('%Y%m%d-%H%M%S')}")
+    folder.rename(aside)
+    return aside
 
 
 def _first_line(fault: BaseException) -> str:

@@ -38,7 +38,7 @@ def train(config: Config, name: str) -> int:
         raise RunError(f"run.start_from {source} has no checkpoint that is complete")
     with hosts.own_record(config) as own:
         members = folders.create(own, name)
-        return _run(own, name, members, members, None)
+        return _run(own, name, members, members, [])
 
 
 def resume(run: str | Path, changed: Mapping[str, object] | None = None) -> int:
@@ -53,6 +53,8 @@ def resume(run: str | Path, changed: Mapping[str, object] | None = None) -> int:
         raise config_io.ConfigError(faults)
     common = set.intersection(*(set(checkpoints.steps(member)) for member in members))
     checkpoint = max(common, default=None)
+    if checkpoint is not None:
+        _refuse_if_changed(members, checkpoint, config)
     if checkpoint is None:
         _refuse_if_checkpoints_were_lost(members[0], config)
         _say_first(f"{members[0]} has no checkpoint: it starts again from step 0")
@@ -64,7 +66,32 @@ def resume(run: str | Path, changed: Mapping[str, object] | None = None) -> int:
         _say_first(f"{members[0]} goes on after outer step {checkpoint:,} of {most}")
     with hosts.own_record(config) as own:
         records_here = members if hosts.leads() else folders.create(own, members[0].name)
-        return _run(own, members[0].name, records_here, members, checkpoint)
+        return _run(own, members[0].name, records_here, members, sorted(common))
+
+
+# What a run may change when it is resumed: neither a bit of what it learns nor the shape of its state depends on it.
+_FREE_GROUPS = ("run.", "checkpoint.", "evaluation.", "devices.")
+_FIXED_DEVICES = {"devices.logical_shards", "devices.exact_reduction", "devices.matmul_precision"}
+
+
+def _refuse_if_changed(members: list[Path], checkpoint: int, config: Config) -> None:
+    """Raises RunError, naming the fields in which config.yaml is no longer what the checkpoint was saved under."""
+    for index, member in enumerate(members):
+        saved = checkpoints.config_of(member, checkpoint)
+        if not saved:
+            continue
+        before, now = config_io.from_dict(saved), folders.member_config(config, index)
+        differing = [
+            f"{name} was {config_io.get(before, name)} and is {config_io.get(now, name)}"
+            for name in config_io.fields()
+            if (name in _FIXED_DEVICES or not name.startswith(_FREE_GROUPS))
+            and config_io.get(before, name) != config_io.get(now, name)
+        ]
+        if differing:
+            raise RunError(
+                f"{member / folders.CONFIG_FILE} is not what its checkpoint {checkpoint} was saved under: "
+                f"{'; '.join(differing)}. Put it back, or start a new run, with --run.start_from if need be"
+            )
 
 
 def _say_first(text: str) -> None:
@@ -108,8 +135,8 @@ def _is_complete(members: list[Path], checkpoint: int, config: Config) -> bool:
     return True
 
 
-def _run(config: Config, title: str, members: list[Path], sources: list[Path], checkpoint: int | None) -> int:
-    """Train; the record goes to `members`, and a checkpoint to go on from comes from `sources`."""
+def _run(config: Config, title: str, members: list[Path], sources: list[Path], candidates: list[int]) -> int:
+    """Train; the record goes to `members`, and the newest readable of the checkpoints comes from `sources`."""
     with _sole_writer(members[0]):
         enable_cache()
         log = _log_to(members[0] / LOG_FILE)
@@ -127,7 +154,7 @@ def _run(config: Config, title: str, members: list[Path], sources: list[Path], c
         )
         display = make_display(config.run.progress, status, members[0] / LOG_FILE)
         control = Control()
-        session = Session(config, members, sources, checkpoint, control, status, display, log)
+        session = Session(config, members, sources, candidates, control, status, display, log)
         problem: list[str] = []
 
         def work() -> int:

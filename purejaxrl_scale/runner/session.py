@@ -41,13 +41,13 @@ class Session:
         config: Config,
         members: list[Path],
         sources: list[Path],
-        checkpoint: int | None,
+        candidates: list[int],
         control: Control,
         status: Status,
         display: Display,
         log: Callable[[str], None],
     ):
-        self._config, self._members, self._sources, self._checkpoint = config, members, sources, checkpoint
+        self._config, self._members, self._sources, self._candidates = config, members, sources, candidates
         self._control, self._status, self._display, self._log = control, status, display, log
         self._seeds: list[int | None] = [None] if config.seeds == 1 else list(range(config.seeds))
         self._recorders = [records.Recorder(config.run.log_every) for _ in members]
@@ -58,7 +58,7 @@ class Session:
         self.steps = 0  # of the member that has taken the fewest
         self._member_steps = [0] * len(members)
         self.wall_seconds = 0.0
-        self.saved_at: int | None = checkpoint  # outer step of the newest checkpoint
+        self.saved_at: int | None = max(candidates, default=None)  # outer step of the newest checkpoint
         self.closing_words: list[str] = []
 
     def work(self) -> int:
@@ -120,14 +120,14 @@ class Session:
         keys = jnp.stack([jax.random.key(seed) for seed in seeds])
         state = trainer.init(keys if len(self._members) > 1 else keys[0])
         # A run that has a checkpoint of its own needs the one it started from no more.
-        source = folders.source_of(self._config) if self._checkpoint is None else None
+        source = None if self._candidates else folders.source_of(self._config)
         if source is not None:
             learner = checkpoints.start_from(state.learner, source, self._seeds)
             state = state._replace(learner=learner, outer_loop=starting_at(state.outer_loop, learner.params))
-        if self._checkpoint is not None:
-            restored = [checkpoints.restore(source, self._checkpoint) for source in self._sources]
+        if self._candidates:
+            self.outer_step, restored = self._restore_newest()
             state = checkpoints.from_host(state, checkpoints.stack([one.leaves for one in restored], self._seeds))
-            self.outer_step = self._checkpoint
+            self.saved_at = self.outer_step
             self._member_steps = [int(one.meta["steps"]) for one in restored]
             self.steps, self.wall_seconds = min(self._member_steps), float(restored[0].meta["wall_seconds"])
             for recorder, one in zip(self._recorders, restored, strict=True):
@@ -135,10 +135,35 @@ class Session:
         for member in self._members:
             for file in (records.METRICS_FILE, records.EVALUATIONS_FILE):
                 records.cut_back(member / file, self.outer_step)
-        for line in records.read(self._members[0] / records.METRICS_FILE):
+        lines = records.read(self._members[0] / records.METRICS_FILE)
+        for line in lines:
             self._status.take_in(line)
+        recorded = int(lines[-1]["outer_step"] or 0) if lines else 0
+        if hosts.leads() and recorded <= self.outer_step - self._config.run.log_every:
+            self._remark(
+                f"{self._members[0] / records.METRICS_FILE} ends at outer step {recorded:,} of {self.outer_step:,}: "
+                "lines between them were lost, not by this program"
+            )
         self._status.steps = self.steps
         return state
+
+    def _restore_newest(self) -> tuple[int, list[checkpoints.Restored]]:
+        """The newest checkpoint that can be read; those that cannot are set aside. Raises RunError if none can."""
+        for number, step in enumerate(sorted(self._candidates, reverse=True)):
+            try:
+                return step, [checkpoints.restore(source, step) for source in self._sources]
+            except RunError as fault:
+                if number == len(self._candidates) - 1:
+                    raise
+                self._remark(f"{fault}; an older one is tried")
+                if hosts.leads():
+                    for source in self._sources:
+                        checkpoints.set_aside(source, step)
+        raise RunError("there is no checkpoint")
+
+    def _remark(self, text: str) -> None:
+        self._log(text)
+        self.closing_words.append(text)
 
     def _compile(self, trainer: Any, state: PyTree) -> Callable[[PyTree, np.uint32], tuple[PyTree, Mapping]]:
         """The one compilation of the chunk. It is called with the executable, so it cannot compile again."""
@@ -275,7 +300,8 @@ class Session:
         for saver, seed, recorder, steps in members:
             # A copy: the recorder goes on while the checkpoint is written in the background.
             pending = {name: list(sums) for name, sums in recorder.pending.items()}
-            meta = {"steps": steps, "wall_seconds": self.wall_seconds, "pending": pending}
+            config = config_io.to_dict(folders.member_config(self._config, seed or 0))
+            meta = {"steps": steps, "wall_seconds": self.wall_seconds, "pending": pending, "config": config}
             saver.save(self.outer_step, checkpoints.member_leaves(leaves, seed), meta)
         self.saved_at = self.outer_step
 
