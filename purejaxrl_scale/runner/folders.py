@@ -37,8 +37,9 @@ class RunError(Exception):
 
 
 def member_config(config: Config, member: int) -> Config:
-    """The config that trains member `member` of a population on its own."""
-    return dataclasses.replace(config, seed=config.seed + member, seeds=1)
+    """The config that trains member `member` of a population on its own, and in one process: it may go on in others."""
+    devices = dataclasses.replace(config.devices, coordinator="", process=0, processes=1)
+    return dataclasses.replace(config, seed=config.seed + member, seeds=1, devices=devices)
 
 
 def create(config: Config, name: str) -> list[Path]:

@@ -85,6 +85,7 @@ def test_two_processes_of_four_devices_are_one_of_eight(tmp_path):
     assert not problems(config)
     assert runner.train(config, "cartpole") == 0
     two, one = only_run(tmp_path / "two"), only_run(tmp_path / "one")
+    assert config_io.load(two / "config.yaml").devices == config_io.load(one / "config.yaml").devices
     assert untimed(two) == untimed(one)
     assert len(untimed(two)) == 6
     assert records.read(two / "evaluations.jsonl") == records.read(one / "evaluations.jsonl")
