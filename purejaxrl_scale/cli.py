@@ -10,24 +10,21 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
 
 from purejaxrl_scale import config_io
+from purejaxrl_scale.arguments import PROGRAM, Choice, check_devices, choose, find_run, no_arguments, one_run
 from purejaxrl_scale.config import Config, problems
-from purejaxrl_scale.config_io import ConfigError, Field, fields, override
-from purejaxrl_scale.flags import PRESET, read_flags
+from purejaxrl_scale.config_io import ConfigError, Field, override
+from purejaxrl_scale.flags import read_flags
 from purejaxrl_scale.header import header
-from purejaxrl_scale.named_experiments import QUICKSTART, Experiment, find_experiment, names
-from purejaxrl_scale.outer_loop.recipes import resolved
 from purejaxrl_scale.runner import parent
 from purejaxrl_scale.runner.folders import CONFIG_FILE, RunError
 from purejaxrl_scale.suggest import did_you_mean
 
-PROGRAM = "purejaxrl-scale"
 DONE, FAILED, REFUSED, STOPPED = 0, 1, 2, 75
 
 
@@ -63,14 +60,14 @@ def _dispatch(command: str, rest: list[str]) -> int:
     if command not in COMMANDS:
         raise ConfigError([f"there is no command {command!r}: {did_you_mean(command, COMMANDS)}"])
     usage, summary, action = COMMANDS[command]
-    if action not in (_train, _bench) and {"-h", "--help"} & set(rest):
+    if action not in (_train, _bench, _plan) and {"-h", "--help"} & set(rest):
         print(f"usage: {PROGRAM} {command} {usage}".rstrip() + f"\n\n{summary}")
         return DONE
     return action(rest)
 
 
 def _train(arguments: list[str]) -> int:
-    chosen = _choose(arguments, "train")
+    chosen = choose(arguments, "train")
     if chosen is None:
         return DONE
     experiment, config = chosen.experiment, chosen.config
@@ -81,7 +78,8 @@ def _train(arguments: list[str]) -> int:
     with _ending_at_a_signal():
         if _joined(config) and config.devices.coordinator:
             _print_header(chosen)
-        _check_devices(config)
+        check_devices(config)
+        _check_memory(config)
         from purejaxrl_scale.runner import runner
 
         return _left(config, runner.train(config, config.run.name or experiment.name))
@@ -127,7 +125,7 @@ def _ending_at_a_signal() -> Iterator[None]:
 
 
 def _bench(arguments: list[str]) -> int:
-    chosen = _choose(arguments, "bench", BENCH_OPTIONS)
+    chosen = choose(arguments, "bench", BENCH_OPTIONS)
     if chosen is None:
         return DONE
     options = chosen.options
@@ -149,9 +147,9 @@ def _bench(arguments: list[str]) -> int:
         largest = bench_devices.scaled(chosen.config, max(counts))
         if faults := problems(largest):
             raise ConfigError(faults)
-        _check_devices(largest)
+        check_devices(largest)
         return bench_devices.main(chosen.config, chosen.experiment.name, counts, seconds=seconds, output=output)
-    _check_devices(chosen.config)
+    check_devices(chosen.config)
     from purejaxrl_scale import bench
 
     return bench.main(
@@ -178,7 +176,7 @@ def _resume(arguments: list[str]) -> int:
     faults = [f"{name} cannot change when a run is resumed: {', '.join(RESUME_FIELDS)} can" for name in fixed]
     if flags.faults + faults:
         raise ConfigError(flags.faults + faults)
-    run = _one_run(named, "resume")
+    run = one_run(named, "resume")
     config, faults = override(config_io.load(run / CONFIG_FILE), flags.overrides)
     if faults := faults or problems(config):
         raise ConfigError(faults)
@@ -186,20 +184,46 @@ def _resume(arguments: list[str]) -> int:
         return parent.run_below(["resume", *arguments])
     with _ending_at_a_signal():
         _joined(config)
+        check_devices(config)
+        _check_memory(config)
         from purejaxrl_scale.runner import runner
 
         return _left(config, runner.resume(run, flags.overrides))
 
 
+def _plan(arguments: list[str]) -> int:
+    chosen = choose(arguments, "plan", PLAN_OPTIONS)
+    if chosen is None:
+        return DONE
+    from purejaxrl_scale import plan
+
+    options = chosen.options
+    try:
+        memory = plan.read_size(options["memory"]) if options.get("memory") else None
+    except ValueError as fault:
+        raise ConfigError([f"--memory: {fault}"]) from None
+    return plan.main(
+        chosen.config, chosen.experiment.name, memory=memory, accelerator=options.get("accelerator", False)
+    )
+
+
+def _check_memory(config: Config) -> None:
+    """Refuse what cannot fit the devices of this machine."""
+    from purejaxrl_scale import plan
+
+    if refusal := plan.refusal(config):
+        raise ConfigError([refusal])
+
+
 def _evaluate(arguments: list[str]) -> int:
-    run = _one_run(arguments, "evaluate")
+    run = one_run(arguments, "evaluate")
     from purejaxrl_scale.runner import evaluation
 
     return evaluation.main(run)
 
 
 def _render(arguments: list[str]) -> int:
-    run = _one_run(arguments, "render")
+    run = one_run(arguments, "render")
     from purejaxrl_scale.runner import video
 
     return video.main(run)
@@ -215,7 +239,7 @@ def _report(arguments: list[str]) -> int:
 
 
 def _list(arguments: list[str]) -> int:
-    _no_arguments(arguments, "list")
+    no_arguments(arguments, "list")
     from purejaxrl_scale import listing
 
     listing.print_experiments_and_environments()
@@ -223,7 +247,7 @@ def _list(arguments: list[str]) -> int:
 
 
 def _doctor(arguments: list[str]) -> int:
-    _no_arguments(arguments, "doctor")
+    no_arguments(arguments, "doctor")
     from purejaxrl_scale import doctor
 
     return DONE if doctor.examine() else FAILED
@@ -247,6 +271,11 @@ BENCH_OPTIONS = {
     Field("output", str, traced=False): "append the table to this file, as JSON lines",
 }
 
+PLAN_OPTIONS = {
+    Field("memory", str, traced=False): "memory of each device, as 80GB (default: this machine's)",
+    Field("accelerator", bool, traced=False): "plan as on a GPU, which takes a minibatch at once, and not as on a CPU",
+}
+
 Action = Callable[[list[str]], int]
 COMMANDS: dict[str, tuple[str, str, Action]] = {
     "train": ("[EXPERIMENT] [--field value ...]", "Train an agent; without a name, the quickstart.", _train),
@@ -255,6 +284,7 @@ COMMANDS: dict[str, tuple[str, str, Action]] = {
     "render": ("RUN", "Film a run's agent.", _render),
     "report": ("RUN...", "Draw figures and a summary page of runs.", _report),
     "bench": ("[EXPERIMENT] [--field value ...]", "Measure steps a second: environment, + policy, + learning.", _bench),
+    "plan": ("[EXPERIMENT] [--field value ...]", "Show what memory a run needs, without compiling it.", _plan),
     "list": ("", "List experiments and environments.", _list),
     "doctor": ("", "Show versions, devices, and what is missing.", _doctor),
 }
@@ -275,104 +305,6 @@ def _overview() -> str:
             f"`{PROGRAM} train EXPERIMENT --help` shows every field with its default in that experiment.",
         ]
     )
-
-
-class Choice(NamedTuple):
-    """What `train` and `bench` are asked to do."""
-
-    experiment: Experiment
-    config: Config
-    options: dict[str, Any]  # of the command, such as bench's
-    unscaled: Config  # before config.scaling was applied
-
-
-def _choose(arguments: list[str], command: str, options: Mapping[Field, str] | None = None) -> Choice | None:
-    """The choice that a command line makes; None once it has been shown help instead.
-
-    Raises ConfigError with all faults of the names, the flags, or the resulting config.
-    """
-    options = options or {}
-    is_named = bool(arguments) and not arguments[0].startswith("-")
-    flags = read_flags(arguments[1:] if is_named else arguments, (PRESET, *options))
-    try:
-        experiment = find_experiment(arguments[0] if is_named else QUICKSTART)
-        default = experiment.with_preset(flags.options.get("preset"))
-    except ConfigError as fault:
-        raise ConfigError(fault.problems + flags.faults) from None
-    if flags.help:
-        usage = f"{PROGRAM} {command} {experiment.name if is_named else '[EXPERIMENT]'}"
-        _show_fields(experiment, default, usage, options)
-        return None
-    config, faults = override(default, flags.overrides)
-    # A field that was not read, or is what a misspelt flag may have meant, holds no value of the user's own: rules
-    # that name it are not judged yet.
-    unread = _named_in(faults) | (_named_in(flags.faults) - set(flags.overrides))
-    faults = flags.faults + faults
-    base = config
-    try:
-        config = resolved(config)
-        broken = problems(config)
-    except ConfigError as fault:
-        broken = fault.problems + problems(config)
-    faults += [sentence for sentence in broken if not _named_in([sentence]) & unread]
-    if faults:
-        raise ConfigError(faults)
-    return Choice(experiment, config, flags.options, base)
-
-
-def _named_in(sentences: list[str]) -> set[str]:
-    """The fields that sentences name, in either spelling."""
-    text = "\n".join(sentences).replace("-", "_")
-    return {name for name in fields() if name in text}
-
-
-def _show_fields(experiment: Experiment, default: Config, usage: str, options: Mapping[Field, str]) -> None:
-    import tyro
-
-    parts = [f"{experiment.name}: {experiment.description}"]
-    if experiment.presets:
-        parts.append(f"Presets (--preset NAME): {', '.join(experiment.presets)}")
-    if options:
-        parts.append("; ".join(f"--{option.name}: {meaning}" for option, meaning in options.items()))
-    parts.append(f"Other experiments: {', '.join(names())}, or a Python file of your own.")
-    try:
-        tyro.cli(Config, default=default, args=["--help"], prog=usage, description="\n\n".join(parts))
-    except SystemExit:
-        return
-
-
-def _check_devices(config: Config) -> None:
-    """Refuse what this machine's devices cannot honour. The only check that imports JAX, so it comes last."""
-    from purejaxrl_scale import devices
-
-    try:
-        devices.make_mesh(config.devices)
-    except ValueError as fault:
-        raise ConfigError([str(fault)]) from None
-
-
-def _one_run(arguments: list[str], command: str) -> Path:
-    if len(arguments) != 1:
-        given = f"{len(arguments)} were given" if arguments else "none was given"
-        raise ConfigError([f"{command} needs one run, a folder, a name in runs/, or latest: {given}"])
-    return find_run(arguments[0])
-
-
-def _no_arguments(arguments: list[str], command: str) -> None:
-    if arguments:
-        raise ConfigError([f"{command} takes no arguments: {' '.join(arguments)!r} was given"])
-
-
-def find_run(text: str, folder: str = "runs") -> Path:
-    """The run of a path, of a name inside a folder, or the latest in it. Raises ConfigError, naming near ones."""
-    for candidate in (text, os.path.join(folder, text)):
-        if text and os.path.isfile(os.path.join(candidate, CONFIG_FILE)):
-            return Path(candidate)
-    known = [path.parent for path in Path(folder).glob(f"*/{CONFIG_FILE}")]
-    if text == "latest" and known:
-        return max(known, key=lambda run: (run / CONFIG_FILE).stat().st_mtime)
-    hint = did_you_mean(text, sorted(run.name for run in known)[-20:])
-    raise ConfigError([f"there is no run {text!r}, neither as a folder nor in {folder}/: {hint}"])
 
 
 def _print_header(chosen: Choice) -> None:

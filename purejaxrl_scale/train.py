@@ -21,7 +21,7 @@ from purejaxrl_scale.config import Config, problems
 from purejaxrl_scale.counters import Counter
 from purejaxrl_scale.devices import common_bound, each_shard, global_sum, only_where
 from purejaxrl_scale.environments import registry
-from purejaxrl_scale.environments.interface import PyTree
+from purejaxrl_scale.environments.interface import Environment, PyTree
 from purejaxrl_scale.environments.statistics import (
     Moments,
     discounted_returns,
@@ -368,6 +368,11 @@ def make_train(config: Config) -> Trainer:
     if faults := problems(config):
         raise ValueError("\n".join(faults))
     environment = registry.make_from_config(config.environment)
+    return Trainer(config, simulate(config, environment), devices.make_mesh(config.devices))
+
+
+def simulate(config: Config, environment: Environment) -> Simulation:
+    """The simulation of a config in an environment. Raises ValueError where the network does not fit it."""
     make_network = make_q_network if config.algorithm.name == "pqn" else make_actor_critic
     network = make_network(config.network, environment.observation_space, environment.action_space)
-    return Trainer(config, Simulation(environment, network, config), devices.make_mesh(config.devices))
+    return Simulation(environment, network, config)

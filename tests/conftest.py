@@ -23,3 +23,44 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 def key():
     """A fresh typed key."""
     return jax.random.key(0)
+
+
+class Runs:
+    """Stands in for the runner and keeps what it was asked to do."""
+
+    def __init__(self):
+        self.configs: list = []
+        self.names: list[str] = []
+        self.paths: list = []
+
+    def train(self, config, name):
+        self.configs.append(config)
+        self.names.append(name)
+        return 75
+
+    def refusal(self, config):
+        return ""
+
+    def main(self, path, *rest, **options):
+        self.paths.append(path)
+        self.options = options
+        return 0
+
+    resume = main
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Nothing is trained, planned, measured or drawn."""
+    import purejaxrl_scale.analysis
+    import purejaxrl_scale.runner
+
+    stand_in = Runs()
+    for package, modules in {
+        purejaxrl_scale.runner: ["runner", "evaluation", "video"],
+        purejaxrl_scale.analysis: ["report"],
+        purejaxrl_scale: ["bench", "plan"],
+    }.items():
+        for module in modules:
+            monkeypatch.setattr(package, module, stand_in, raising=False)
+    return stand_in

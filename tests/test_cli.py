@@ -8,48 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import purejaxrl_scale.analysis
 import purejaxrl_scale.runner
 from purejaxrl_scale import cli, config_io
 from purejaxrl_scale.config import Config
 from purejaxrl_scale.named_experiments import load_experiment, names
-
-
-class Runs:
-    """Stands in for the runner and keeps what it was asked to do."""
-
-    def __init__(self):
-        self.configs: list[Config] = []
-        self.names: list[str] = []
-        self.paths: list = []
-
-    def train(self, config, name):
-        self.configs.append(config)
-        self.names.append(name)
-        return 75
-
-    def main(self, path, *rest, **options):
-        self.paths.append(path)
-        self.options = options
-        return 0
-
-    resume = main
-
-
-@pytest.fixture
-def runs(monkeypatch):
-    stand_in = Runs()
-    for package, modules in {
-        purejaxrl_scale.runner: ["runner", "evaluation", "video"],
-        purejaxrl_scale.analysis: ["report"],
-        purejaxrl_scale: ["bench"],
-    }.items():
-        for module in modules:
-            monkeypatch.setattr(package, module, stand_in, raising=False)
-    return stand_in
 
 
 def refused(capsys, *arguments: str) -> str:
@@ -302,7 +266,7 @@ def test_report_takes_several_runs(runs, monkeypatch, tmp_path):
     assert [path.name for path in runs.paths[0]] == ["a", "b"]
 
 
-def test_a_refusal_by_the_runner_is_told_the_same_way(monkeypatch, capsys):
+def test_a_refusal_by_the_runner_is_told_the_same_way(runs, monkeypatch, capsys):
     from purejaxrl_scale.runner.folders import RunError
 
     def refuse(config, name):
@@ -374,30 +338,6 @@ def test_neither_help_nor_a_refusal_imports_jax(tmp_path):
     codes, heavy = json.loads(done.stdout.splitlines()[-1])
     assert codes == [0, 0, 0, 2, 2, 2, 2, 2, 0]
     assert heavy == []
-
-
-flags = st.sampled_from(
-    [f"--{name}" for name in config_io.fields()]
-    + ["--preset", "--environment.no-staggered", "--no-such", "--", "-x", "---seed", "--seed=", "--=", "--environment."]
-)
-words = st.one_of(
-    st.text(max_size=8),
-    st.integers().map(str),
-    st.floats().map(str),
-    st.sampled_from(["true", "False", "kinetix/s", "brax/", "/", "1e400", "1e99999999999999999999", "[", "1_0", "cpu"]),
-)
-lines = st.tuples(
-    st.sampled_from(["train", "bench", "resume", "report", "list", "tain"]),
-    st.one_of(st.sampled_from(names()), words),
-    st.lists(st.one_of(flags, words, st.builds("{}={}".format, flags, words)), max_size=8),
-).map(lambda parts: [parts[0], parts[1], *parts[2]])
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(lines)
-def test_no_command_line_gives_a_traceback(runs, capsys, monkeypatch, tmp_path, line):
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(line) in {0, 2, 75}
 
 
 @pytest.mark.parametrize(

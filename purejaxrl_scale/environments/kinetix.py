@@ -169,6 +169,12 @@ class Kinetix:
             state = self.start(key)
             return self.read_observation(self.suite.get_obs(state)), state
 
+    def blank(self, key: jax.Array) -> tuple[PyTree, EnvState]:
+        """A start of the shapes of any, traced in no time: the walls alone."""
+        with jax.numpy_rank_promotion("allow"):
+            state = kinetix_levels.empty(self.suite)(key)
+            return self.read_observation(self.suite.get_obs(state)), state
+
     def step(self, key: jax.Array, state: EnvState, action: jax.Array) -> Timestep:
         """One transition: two frames of physics under the same action. It is deterministic; the key is not used."""
         with jax.numpy_rank_promotion("allow"):

@@ -1,0 +1,163 @@
+"""Whether a run fits the memory it is given, how many environments would, and what would make it fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+from purejaxrl_scale import config_io
+from purejaxrl_scale.config import Config, problems
+from purejaxrl_scale.runner.memory import Plan, Planner, in_words, of_device, on_accelerator, read_size
+
+__all__ = ["alternatives", "largest", "main", "read_size", "refusal", "render"]
+
+_LARGEST_BLOCK = 4096
+_MOST_TRIES = 6
+# Resident bytes of a CPU process, measured: once JAX and the suite are there, and at most while the compiler runs.
+_LOADED = {"gymnax": 700_000_000, "brax": 600_000_000, "kinetix": 1_200_000_000}
+_COMPILING = {"gymnax": 950_000_000, "brax": 1_350_000_000, "kinetix": 2_700_000_000}
+_COPIES = 2  # of the state while a checkpoint is written in the background
+
+
+def main(config: Config, name: str, *, memory: int | None = None, accelerator: bool = False) -> int:
+    """Print the plan; 0 where the run fits, 1 where it does not."""
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    devices = config.devices.count or jax.device_count()
+    if accelerator:
+        config = on_accelerator(config)
+    available = of_device(devices) if memory is None else memory
+    with Console(stderr=True).status("tracing shapes ..."):
+        planner = Planner(config, devices)
+        plan = planner.plan(config)
+    console.print(render(name, config, plan, devices))
+    fits = plan.total <= available
+    verdict = "fits" if fits else "does not fit"
+    console.print(f"{in_words(plan.total)} on each of {devices} device(s): it {verdict} in {in_words(available)}")
+    if jax.default_backend() == "cpu" and memory is None:
+        console.print(f"resident about {in_words(resident(config, plan, devices))}: {_WHAT_IS_RESIDENT}")
+    with Console(stderr=True).status("looking for what else fits ..."):
+        most = largest(planner, config, plan.total, available)
+        helpful = list(alternatives(planner, config, plan.total))
+    console.print(
+        f"the most environments that fit, all else equal: {most:,}" if most else "no number of environments fits"
+    )
+    for change, total in helpful:
+        console.print(f"with {change}: {in_words(total)}")
+    return 0 if fits else 1
+
+
+_WHAT_IS_RESIDENT = "the plan, JAX with its compiler, and copies of the state while a checkpoint is written"
+
+
+def refusal(config: Config) -> str:
+    """Why the run cannot fit the devices of this machine, and what would; "" where it can."""
+    devices = config.devices.count or jax.device_count()
+    available, planner = of_device(devices), Planner(config, devices)
+    total = planner.total(config)
+    if total <= available:
+        return ""
+    most = largest(planner, config, total, available)
+    helpful = [f"{change} needs {in_words(size)}" for change, size in alternatives(planner, config, total)]
+    if most:
+        helpful.insert(0, f"environment.num_envs {most:,} fits")
+    return (
+        f"the run needs {in_words(total)} on each of {devices} device(s), which have {in_words(available)}: "
+        f"{'; '.join(helpful) or 'nothing that is known would help'}"
+    )
+
+
+def resident(config: Config, plan: Plan, devices: int) -> int:
+    """The most resident memory of a CPU process that trains, its devices together: about what was measured."""
+    suite = config.environment.name.partition("/")[0]
+    copies = _COPIES * (devices * plan.environments + plan.learner)
+    return max(_COMPILING.get(suite, 0), _LOADED.get(suite, 0) + devices * plan.total + copies)
+
+
+def render(name: str, config: Config, plan: Plan, devices: int) -> Table:
+    """The table that `plan` prints."""
+    environment, local = config.environment, config.environment.num_envs // devices
+    table = Table(
+        title=f"{name}: {environment.name}, {local:,} environments x {config.longest_rollout} steps on each device"
+    )
+    for heading in ("", "size", "an environment"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    rows = {
+        "environment state": plan.environments,
+        "observations": plan.observations,
+        "rest of the trajectory": plan.trajectory,
+        "networks and optimiser": plan.learner,
+        "metrics of a chunk": plan.metrics,
+    }
+    for label, size in rows.items():
+        table.add_row(label, in_words(size), in_words(size // local) if size >= local else "")
+    table.add_section()
+    for label, size in {
+        "temporary: physics and policy": plan.collecting,
+        "temporary: minibatch activations": plan.learning,
+    }.items():
+        table.add_row(label, in_words(size), "")
+    return table
+
+
+def largest(planner: Planner, config: Config, total: int, available: int) -> int:
+    """The most environments with which the config, which needs `total`, is legal and fits; 0 if none.
+
+    A secant search: memory grows linearly with environments, but for one bend.
+    """
+    algorithm, shards = config.algorithm, config.devices.logical_shards
+    size, length = algorithm.minibatch_size, config.shortest_rollout
+    step = math.lcm(shards * max(1, config.environment.block_size), size // math.gcd(size, length))
+    ceiling = (2**31 - 1) // config.longest_rollout // step
+    count = config.environment.num_envs // step
+    needs, slope = {count: total}, total / count
+    for _ in range(_MOST_TRIES):
+        following = min(ceiling, max(0, int(count + (available - needs[count]) / slope)))
+        if following in needs or not following:
+            break
+        needs[following] = planner.total(config_io.replace(config, {"environment.num_envs": following * step}))
+        slope = (needs[following] - needs[count]) / (following - count)
+        count = following
+    return step * max((count for count, size in needs.items() if size <= available), default=0)
+
+
+def alternatives(planner: Planner, config: Config, total: int) -> Iterator[tuple[str, int]]:
+    """Legal changes that need less memory, each on its own, with what they need."""
+    for changes in _changes(config):
+        changed = config_io.replace(config, changes)
+        if problems(changed):
+            continue
+        less = planner.total(changed)
+        if less < 0.99 * total:
+            yield " ".join(f"--{name} {_text(value)}" for name, value in changes.items()), less
+
+
+def _changes(config: Config) -> Iterator[dict[str, Any]]:
+    environment, algorithm = config.environment, config.algorithm
+    if not config.adapts and algorithm.rollout_length % 2 == 0:
+        halved: dict[str, Any] = {"algorithm.rollout_length": algorithm.rollout_length // 2}
+        if config.num_minibatches % 2:
+            halved["algorithm.minibatch_size"] = algorithm.minibatch_size // 2
+        yield halved
+    unit = config.devices.logical_shards * config.segment_length
+    micro = (algorithm.microbatch_size or algorithm.minibatch_size) // 8 // unit * unit
+    if micro:
+        yield {"algorithm.microbatch_size": micro}
+    of_shard = environment.num_envs // config.devices.logical_shards
+    block = max((size for size in range(1, min(_LARGEST_BLOCK, of_shard) + 1) if of_shard % size == 0), default=0)
+    if not 0 < environment.block_size <= block < of_shard:
+        yield {"environment.block_size": block}
+    if environment.observation_storage == "float32":
+        yield {"environment.observation_storage": "bfloat16"}
+    if config.compares_policies:
+        yield {"monitors.kl": False, "monitors.behavioural_divergence": False}
+    if config.monitors.outer_step:
+        yield {"monitors.outer_step": False}
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
