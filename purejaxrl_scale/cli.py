@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from purejaxrl_scale import config_io
+from purejaxrl_scale import config_io, streams
 from purejaxrl_scale.arguments import PROGRAM, Choice, check_devices, choose, find_run, no_arguments, one_run
 from purejaxrl_scale.config import Config, problems
 from purejaxrl_scale.config_io import ConfigError, Field, override
@@ -30,6 +31,7 @@ DONE, FAILED, REFUSED, STOPPED = 0, 1, 2, 75
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code."""
+    streams.open_closed()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # a compile-cache hit otherwise prints pages of red
     if "JAX_NUM_CPU_DEVICES" in os.environ or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         # With fewer threads than CPU devices a data-parallel loop can deadlock; with one device more threads than cores
@@ -45,6 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader of our output has left, as `head` does; Python would complain once more when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as fault:
+        where = f": {fault.filename}" if fault.filename else " (the output, or a file that was to be read or written)"
+        print(f"{PROGRAM}: failed: {fault.strerror or fault}{where}", file=sys.stderr)
         return FAILED
 
 
@@ -73,9 +79,9 @@ def _train(arguments: list[str]) -> int:
     experiment, config = chosen.experiment, chosen.config
     if config.devices.coordinator and not parent.is_child():
         return parent.run_below(["train", *arguments])
-    if not config.devices.coordinator:
-        _print_header(chosen)
-    with _ending_at_a_signal():
+    with _ending_at_a_signal(), streams.unfailing():
+        if not config.devices.coordinator:
+            _print_header(chosen)
         if _joined(config) and config.devices.coordinator:
             _print_header(chosen)
         check_devices(config)
@@ -182,7 +188,7 @@ def _resume(arguments: list[str]) -> int:
         raise ConfigError(faults)
     if config.devices.coordinator and not parent.is_child():
         return parent.run_below(["resume", *arguments])
-    with _ending_at_a_signal():
+    with _ending_at_a_signal(), streams.unfailing():
         _joined(config)
         check_devices(config)
         _check_memory(config)
@@ -216,17 +222,29 @@ def _check_memory(config: Config) -> None:
 
 
 def _evaluate(arguments: list[str]) -> int:
-    run = one_run(arguments, "evaluate")
+    run, which = _run_and_checkpoint(arguments, "evaluate")
     from purejaxrl_scale.runner import evaluation
 
-    return evaluation.main(run)
+    return evaluation.main(run, which)
 
 
 def _render(arguments: list[str]) -> int:
-    run = one_run(arguments, "render")
+    run, which = _run_and_checkpoint(arguments, "render")
     from purejaxrl_scale.runner import video
 
-    return video.main(run)
+    return video.main(run, which)
+
+
+def _run_and_checkpoint(arguments: list[str], command: str) -> tuple[Path, Any]:
+    named = list(takewhile(lambda word: not word.startswith("-"), arguments))
+    flags = read_flags(arguments[len(named) :], (CHECKPOINT,))
+    faults = flags.faults + [f"{command} takes no --{name}" for name in flags.overrides]
+    which = flags.options.get("checkpoint", "newest")
+    if which not in ("newest", "best"):
+        faults.append(f"--checkpoint takes newest or best: it is {which!r}")
+    if faults:
+        raise ConfigError(faults)
+    return one_run(named, command), which
 
 
 def _report(arguments: list[str]) -> int:
@@ -261,6 +279,7 @@ RESUME_FIELDS = (
     "devices.processes",
     "run.progress",
 )
+CHECKPOINT = Field("checkpoint", str, traced=False)
 BENCH_OPTIONS = {
     Field("textbook", bool, traced=False): "also measure the textbook shuffle: a permutation array and a copy",
     Field("unmonitored", bool, traced=False): "also measure training with every monitor off",
@@ -280,8 +299,8 @@ Action = Callable[[list[str]], int]
 COMMANDS: dict[str, tuple[str, str, Action]] = {
     "train": ("[EXPERIMENT] [--field value ...]", "Train an agent; without a name, the quickstart.", _train),
     "resume": ("RUN [--devices.* value ...]", "Go on exactly where a run stopped.", _resume),
-    "evaluate": ("RUN", "Score a run's agent on a fixed protocol.", _evaluate),
-    "render": ("RUN", "Film a run's agent.", _render),
+    "evaluate": ("RUN [--checkpoint best]", "Score a run's agent on a fixed protocol.", _evaluate),
+    "render": ("RUN [--checkpoint best]", "Film a run's agent.", _render),
     "report": ("RUN...", "Draw figures and a summary page of runs.", _report),
     "bench": ("[EXPERIMENT] [--field value ...]", "Measure steps a second: environment, + policy, + learning.", _bench),
     "plan": ("[EXPERIMENT] [--field value ...]", "Show what memory a run needs, without compiling it.", _plan),

@@ -73,8 +73,11 @@ def _value(field: Field, negated: bool, token: str, rest: list[str]) -> object:
     if field.type is bool:
         return rest.pop(0) if rest and rest[0].lower() in _SWITCH_WORDS else True
     if get_origin(field.type) is tuple:
-        # A shell's `128 128` and `128,128` mean the same.
-        return ",".join(_words(rest, len(rest)))
+        # A shell's `128 128` and `128,128` mean the same; an empty list is written --field= or --field "".
+        words = _words(rest, len(rest))
+        if not words:
+            raise ValueError(f'{flag} needs values; an empty list is written {flag} ""')
+        return ",".join(words)
     words = _words(rest, 1)
     if not words:
         raise ValueError(f"{flag} needs a value")

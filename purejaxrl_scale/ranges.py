@@ -101,6 +101,7 @@ RANGES: dict[str, Range] = {
     "evaluation.max_steps": _SIZE,
     "checkpoint.every_seconds": _POSITIVE,
     "checkpoint.keep": _COUNT,
+    "checkpoint.keep_best": _NOT_NEGATIVE,
     "devices.count": _NOT_NEGATIVE,
     "devices.process": _NOT_NEGATIVE,
     "devices.processes": _COUNT,

@@ -31,6 +31,9 @@ class CheckpointConfig:
     """Seconds between checkpoints."""
     keep: int = 2
     """Newest checkpoints kept."""
+    keep_best: int = 1
+    """Best checkpoints kept beside them, by the mean return of the episodes that ended since the one before; 0 for
+    none."""
 
 
 @dataclass(frozen=True)

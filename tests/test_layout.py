@@ -27,7 +27,7 @@ LAYERS = [
     {"algorithms", "outer_loop", "rollout", "state"},
     {"train"},
     {"analysis", "bench", "bench_devices", "plan", "runner", "sweep"},
-    {"__main__", "arguments", "cli", "doctor", "flags", "header", "listing"},
+    {"__main__", "arguments", "cli", "doctor", "flags", "header", "listing", "streams"},
 ]
 HEIGHT = {module: height for height, layer in enumerate(LAYERS) for module in layer}
 # `problems` is called on a config, so its door stands in config.py; the rules are imported when it is called.

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pandas as pd
 
@@ -109,12 +109,18 @@ class Run:
 
         return make_train(self.config)
 
-    def checkpoint(self) -> Checkpoint:
-        """The newest complete checkpoint. Raises RunError where there is none."""
-        return self._newest
+    def checkpoint(self, which: Literal["newest", "best"] = "newest") -> Checkpoint:
+        """The newest complete checkpoint, or the one with the best returns in training. Raises RunError where there is
+        none."""
+        if which not in self._checkpoints:
+            self._checkpoints[which] = self._read(which)
+        return self._checkpoints[which]
 
     @cached_property
-    def _newest(self) -> Checkpoint:
+    def _checkpoints(self) -> dict[str, Checkpoint]:
+        return {}
+
+    def _read(self, which: Literal["newest", "best"]) -> Checkpoint:
         import jax
 
         from purejaxrl_scale.runner import checkpoints
@@ -122,11 +128,12 @@ class Run:
         steps = checkpoints.steps(self.path)
         if not steps:
             raise RunError(f"{self.path} has no checkpoint")
-        restored = checkpoints.restore(self.path, steps[-1])
+        step = checkpoints.best(self.path) if which == "best" else steps[-1]
+        restored = checkpoints.restore(self.path, step)
         # Only the shapes of a state, and of it only what is learnt: environments may need gigabytes.
         template = jax.eval_shape(self.trainer.init, jax.random.key(self.config.seed)).learner
         learner = checkpoints.from_host(template, checkpoints.below(restored.leaves, "learner"))
-        return Checkpoint(learner, steps[-1], int(restored.meta["steps"]))
+        return Checkpoint(learner, step, int(restored.meta["steps"]))
 
     @cached_property
     def policy(self) -> Policy:

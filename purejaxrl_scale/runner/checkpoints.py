@@ -7,9 +7,14 @@ own complete checkpoint.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import logging
+import os
+import re
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,12 +22,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
 from purejaxrl_scale.runner import hosts
 from purejaxrl_scale.runner.folders import RunError
 
 FOLDER = "checkpoints"
 _STATE, _META = "state", "meta"
+SCORE = "score"  # in the mapping that is saved beside a state
 _OPTIONAL = ("learnt/reference/", "advantage_moments/")  # what a run may have that the one it starts from had not
 PyTree = Any
 
@@ -34,16 +41,32 @@ class Restored(NamedTuple):
     meta: dict[str, Any]
 
 
+class _NewestAndBest(PreservationPolicy):
+    """Keeps the newest checkpoints and those of the highest scores; one without a score is kept for its age alone."""
+
+    def __init__(self, keep: int, keep_best: int, scores: dict[int, float]):
+        self._keep, self._keep_best, self.scores = max(1, keep), keep_best, scores
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        del context
+        steps = [one.step for one in checkpoints]
+        scored = sorted((step for step in steps if step in self.scores), key=lambda step: (self.scores[step], step))
+        kept = {*sorted(steps)[-self._keep :], *scored[len(scored) - self._keep_best :]}
+        return [step in kept for step in steps]
+
+
 class Checkpoints:
     """The checkpoints of one run. Saving goes on in the background; `wait` ends when all is on the disk."""
 
-    def __init__(self, run: Path, keep: int):
-        logging.getLogger("absl").setLevel(logging.ERROR)
-        (run / FOLDER).mkdir(exist_ok=True)
+    def __init__(self, run: Path, keep: int, keep_best: int = 0):
+        logging.getLogger("absl").setLevel(logging.CRITICAL)  # what fails is told by exceptions
+        self._folder = run / FOLDER
+        self._folder.mkdir(exist_ok=True)
+        self._policy = _NewestAndBest(keep, keep_best, scores(run))
         self._manager = ocp.CheckpointManager(
-            (run / FOLDER).absolute(),
+            self._folder.absolute(),
             options=ocp.CheckpointManagerOptions(
-                max_to_keep=max(1, keep),
+                preservation_policy=self._policy,
                 create=False,
                 enable_async_checkpointing=True,
                 multiprocessing_options=hosts.alone(),
@@ -51,25 +74,44 @@ class Checkpoints:
         )
 
     def save(self, outer_step: int, leaves: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
-        """Save host arrays that nobody changes any more, and a JSON mapping. A second save of a step does nothing."""
+        """Save host arrays that nobody changes any more, and a JSON mapping. A second save of a step does nothing.
+
+        A number under `score` in the mapping is what the best are judged by.
+        """
         if outer_step in self._manager.all_steps():
             return
-        self._manager.save(
-            outer_step,
-            args=ocp.args.Composite(
-                **{
-                    _STATE: ocp.args.StandardSave(leaves),
-                    _META: ocp.args.JsonSave(meta),
-                }
-            ),
-        )
+        if meta.get(SCORE) is not None:
+            self._policy.scores[outer_step] = meta[SCORE]
+        with self._told():
+            self._manager.save(
+                outer_step,
+                args=ocp.args.Composite(
+                    **{
+                        _STATE: ocp.args.StandardSave(leaves),
+                        _META: ocp.args.JsonSave(meta),
+                    }
+                ),
+            )
 
     def wait(self) -> None:
-        """Return when everything is on the disk. Raises what a save in the background raised."""
-        self._manager.wait_until_finished()
+        """Return when everything is on the disk. Raises OSError where a save, perhaps an earlier one, has failed."""
+        with self._told():
+            self._manager.wait_until_finished()
 
     def close(self) -> None:
-        self._manager.close()
+        """End what goes on in the background; a save that failed was told by `save` or `wait`."""
+        with contextlib.suppress(Exception):
+            self._manager.close()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """What Orbax and TensorStore raise, as the OSError behind it."""
+        try:
+            yield
+        except Exception as fault:
+            code = re.search(r"os_error_code='(\d+)'", str(fault))
+            number = int(code[1]) if code else getattr(fault, "errno", None) or errno.EIO
+            raise OSError(number, os.strerror(number), str(self._folder)) from fault
 
 
 def steps(run: Path) -> list[int]:
@@ -107,11 +149,29 @@ def restore(run: Path, outer_step: int) -> Restored:
 
 def config_of(run: Path, outer_step: int) -> dict[str, Any]:
     """The config that a checkpoint was saved under, as `config_io.to_dict` writes it; {} where it cannot be read."""
+    return _meta_of(run, outer_step).get("config") or {}
+
+
+def scores(run: Path) -> dict[int, float]:
+    """The scores of a run's checkpoints, of those that have one."""
+    found = {step: _meta_of(run, step).get(SCORE) for step in steps(run)}
+    return {step: float(score) for step, score in found.items() if score is not None}
+
+
+def best(run: Path) -> int:
+    """The outer step of the checkpoint with the highest score. Raises RunError where none has one."""
+    known = scores(run)
+    if not known:
+        raise RunError(f"no checkpoint of {run} has a score: no episode had ended when it was saved")
+    return max(known, key=lambda step: (known[step], step))
+
+
+def _meta_of(run: Path, outer_step: int) -> dict[str, Any]:
+    """What a checkpoint was saved with beside its state; {} where it cannot be read."""
     try:
-        found = json.loads((run / FOLDER / str(outer_step) / _META / "metadata").read_bytes())
+        return json.loads((run / FOLDER / str(outer_step) / _META / "metadata").read_bytes())
     except (OSError, ValueError):
         return {}
-    return found.get("config") or {}
 
 
 def set_aside(run: Path, outer_step: int) -> Path:

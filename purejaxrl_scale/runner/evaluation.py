@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -194,14 +194,14 @@ def summarise(episodes: Episodes, steps: int, outer_step: int) -> list[records.L
     return lines
 
 
-def main(run: str | Path) -> int:
-    """Evaluate a run's newest checkpoint, add the scores to its record, print them. Exit code."""
+def main(run: str | Path, which: Literal["newest", "best"] = "newest") -> int:
+    """Evaluate a run's newest or best checkpoint, add the scores to its record, print them. Exit code."""
     from purejaxrl_scale.analysis.runs import load_run
     from purejaxrl_scale.runner.compilation import enable_cache
 
     enable_cache()
     loaded = load_run(run)
-    checkpoint = loaded.checkpoint()
+    checkpoint = loaded.checkpoint(which)
     episodes = make_evaluate(loaded.trainer)(checkpoint.learner, evaluation_key(loaded.config.seed))
     lines = summarise(episodes, checkpoint.steps, checkpoint.outer_step)
     file = loaded.path / records.EVALUATIONS_FILE
@@ -219,3 +219,19 @@ def table(lines: list[records.Line], title: str) -> Table:
         cells = [line.get(name, "-") for name in columns]
         result.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells))
     return result
+
+
+def in_words(lines: tuple[records.Line, ...]) -> str:
+    """One mode's evaluation, of one run or of all members of a population."""
+    line = records.mean_line(lines)
+    mode, episodes = lines[0]["mode"], sum(int(one["n"] or 0) for one in lines)
+    unfinished = sum(int(one["unfinished"] or 0) for one in lines)
+    if not episodes:
+        return f"evaluation, {mode}: no episode finished, {unfinished} given up"
+    solved = f"{line['success']:.1%} solved, " if "success" in line else ""
+    given_up = f", {unfinished} given up" if unfinished else ""
+    score = f"evaluation, {mode}: {solved}mean return {line['mean']:.4g} over {episodes} episodes{given_up}"
+    if len(lines) == 1:
+        return score
+    means = [mean for one in lines if isinstance(mean := one.get("mean"), float)]
+    return f"{score}, of {len(lines)} seeds from {min(means):.4g} to {max(means):.4g}"

@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -304,3 +304,33 @@ def _lines_with_ends(path: Path) -> Iterator[tuple[Line, int]]:
             if not raw.endswith(b"\n"):
                 return
             yield line, end
+
+
+def mean_line(lines: tuple[Line, ...]) -> Line:
+    """What the display shows of a population: means over the members that have a value."""
+    if len(lines) == 1:
+        return lines[0]
+    mean: Line = {}
+    for name in dict.fromkeys(name for line in lines for name in line):
+        values = [value for line in lines if isinstance(value := line.get(name), int | float)]
+        mean[name] = sum(values) / len(values) if values else None
+    return mean
+
+
+class Returns:
+    """The mean return of the episodes that ended since it was last asked for."""
+
+    def __init__(self) -> None:
+        self._total, self._count = 0.0, 0
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Count one outer step's raw row."""
+        count = int(row.get("episode/count", 0))
+        if count:
+            self._total, self._count = self._total + float(row["episode/return_sum"]), self._count + count
+
+    def take(self) -> float | None:
+        """The mean; None where no episode ended, or where it is not finite."""
+        mean = self._total / self._count if self._count else math.nan
+        self._total, self._count = 0.0, 0
+        return mean if math.isfinite(mean) else None

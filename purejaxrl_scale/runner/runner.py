@@ -175,9 +175,9 @@ def _run(config: Config, title: str, members: list[Path], sources: list[Path], c
 
         def abandon(_: int) -> None:
             display.stop()
-            saved = (
-                "nothing had been trained" if session.saved_at is None else f"saved at outer step {session.saved_at:,}"
-            )
+            # Not what the session has asked to be saved: that may still go on, or have failed.
+            known = checkpoints.steps(members[0])
+            saved = f"saved at outer step {known[-1]:,}" if known else "nothing is saved yet"
             _console().print(
                 f"stopped by {control.received} at once; {saved}. Go on with: {_how_to_resume(members[0])}"
             )
@@ -194,10 +194,14 @@ def _run(config: Config, title: str, members: list[Path], sources: list[Path], c
             sys.stderr.flush()
 
         display.start()
+        before = sys.unraisablehook
+        # TensorStore's threads complain of a save that failed, once for each array; the failure itself is told below.
+        sys.unraisablehook = lambda stray: log(f"{stray.err_msg or 'ignored'}: {stray.exc_value!r}")
         try:
             code = supervise(work, control, abandon, give_up, in_kernel())
         finally:
             display.stop()
+            sys.unraisablehook = before
     _say(code, session, control, members[0], problem)
     return code
 
@@ -214,8 +218,8 @@ def _say(code: int, session: Session, control: Control, run: Path, problem: list
     elif code == EXIT_FAILED:
         errors = _console(stderr=True)
         errors.print(f"failed: {problem[0] if problem else f'see {run / LOG_FILE}'}")
-        if session.saved_at is not None and hosts.leads():
-            errors.print(f"saved at outer step {session.saved_at:,}. Go on with: {_how_to_resume(run)}")
+        if hosts.leads() and (saved := checkpoints.steps(run)):
+            errors.print(f"saved at outer step {saved[-1]:,}. Go on with: {_how_to_resume(run)}")
     else:
         console.print(f"record  {run}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import traceback
 from collections import Counter, deque
@@ -52,13 +53,14 @@ class Session:
         self._seeds: list[int | None] = [None] if config.seeds == 1 else list(range(config.seeds))
         self._recorders = [records.Recorder(config.run.log_every) for _ in members]
         self._resets: deque[tuple[int, int]] = deque(maxlen=_NAN_WINDOW)
+        self._returns = [records.Returns() for _ in members]
+        self._losses = [0.0] * len(members)  # of the last outer step
         self._mirrors: list[WandbMirror] = []
         self._savers: list[checkpoints.Checkpoints] = []
         self.outer_step = 0
         self.steps = 0  # of the member that has taken the fewest
         self._member_steps = [0] * len(members)
         self.wall_seconds = 0.0
-        self.saved_at: int | None = max(candidates, default=None)  # outer step of the newest checkpoint
         self.closing_words: list[str] = []
 
     def work(self) -> int:
@@ -83,8 +85,8 @@ class Session:
                 for index, member in enumerate(self._members)
             ]
             if hosts.leads():
-                keep = self._config.checkpoint.keep
-                self._savers = [checkpoints.Checkpoints(member, keep) for member in self._members]
+                kept = self._config.checkpoint
+                self._savers = [checkpoints.Checkpoints(member, kept.keep, kept.keep_best) for member in self._members]
             for saver in self._savers:
                 stack.callback(saver.close)
             self._evaluate_jitted = evaluation.make_evaluate(trainer)
@@ -127,7 +129,6 @@ class Session:
         if self._candidates:
             self.outer_step, restored = self._restore_newest()
             state = checkpoints.from_host(state, checkpoints.stack([one.leaves for one in restored], self._seeds))
-            self.saved_at = self.outer_step
             self._member_steps = [int(one.meta["steps"]) for one in restored]
             self.steps, self.wall_seconds = min(self._member_steps), float(restored[0].meta["wall_seconds"])
             for recorder, one in zip(self._recorders, restored, strict=True):
@@ -213,6 +214,10 @@ class Session:
             self._display.refresh()
             bookkeeping += time.monotonic() - began
             chunks += 1
+            if lost := self._lost():
+                # Nothing is saved: what there is to go on with was saved before.
+                self._wait_for_savers()
+                raise RunError(lost)
             diverged = self._broken_physics()
             if self._evaluations_due() > evaluated_before and not self._is_finished and not diverged:
                 self._evaluate(state)
@@ -254,9 +259,16 @@ class Session:
         self.outer_step = max(member_rows[-1]["outer_step"] for member_rows in rows if member_rows)
         self.steps = min(self._member_steps)
         per_member: list[list[records.Line]] = []
-        for recorder, member_rows, at in zip(self._recorders, rows, self._member_steps, strict=True):
+        self._losses = [
+            float(member_rows[-1].get("loss/total", 0.0)) if member_rows else old
+            for member_rows, old in zip(rows, self._losses, strict=True)
+        ]
+        for recorder, returns, member_rows, at in zip(
+            self._recorders, self._returns, rows, self._member_steps, strict=True
+        ):
             lines = []
             for index, row in enumerate(member_rows):
+                returns.add(row)
                 row["time/wall_seconds"] = self.wall_seconds + seconds * (index + 1) / taken
                 if rated:
                     row["time/steps_per_second"] = rate / len(self._members)
@@ -271,13 +283,22 @@ class Session:
             nan_resets = sum(row.get("environment/nan_resets", 0) for row in at_once)
             self._resets.append((int(nan_resets), int(sum(row.get("environment/resets", 0) for row in at_once))))
         for at_once in zip_longest(*per_member):
-            self._status.take_in(_mean_line(tuple(line for line in at_once if line is not None)))
+            self._status.take_in(records.mean_line(tuple(line for line in at_once if line is not None)))
         self._status.steps = self.steps
         if rated:
             self._status.steps_per_second = rate
             left = sum(self._config.actual_steps - steps for steps in self._member_steps)
             self._status.seconds_left = max(0.0, left / max(rate, 1e-9))
         return taken
+
+    def _lost(self) -> str:
+        """Why going on is pointless, or "". A loss that is not finite has spoilt Adam's moments and all weights."""
+        if any(math.isfinite(loss) for loss in self._losses):
+            return ""
+        return (
+            f"the loss is not finite at outer step {self.outer_step:,}: training has diverged, and would again from "
+            "the last checkpoint; a lower algorithm.learning_rate or algorithm.max_gradient_norm may help"
+        )
 
     def _broken_physics(self) -> str:
         """Why the run must stop, or ""."""
@@ -296,14 +317,14 @@ class Session:
         leaves = checkpoints.to_host(state)
         if not hosts.leads():
             return
-        members = zip(self._savers, self._seeds, self._recorders, self._member_steps, strict=True)
-        for saver, seed, recorder, steps in members:
+        members = zip(self._savers, self._seeds, self._recorders, self._member_steps, self._returns, strict=True)
+        for saver, seed, recorder, steps, returns in members:
             # A copy: the recorder goes on while the checkpoint is written in the background.
             pending = {name: list(sums) for name, sums in recorder.pending.items()}
             config = config_io.to_dict(folders.member_config(self._config, seed or 0))
             meta = {"steps": steps, "wall_seconds": self.wall_seconds, "pending": pending, "config": config}
+            meta[checkpoints.SCORE] = returns.take()
             saver.save(self.outer_step, checkpoints.member_leaves(leaves, seed), meta)
-        self.saved_at = self.outer_step
 
     def _wait_for_savers(self) -> None:
         for saver in self._savers:
@@ -329,9 +350,12 @@ class Session:
             f"trained {self.steps:,} steps in {duration(seconds)} "
             f"({sum(self._member_steps) / seconds:,.0f} steps a second)"
         )
+        for member, loss in zip(self._members, self._losses, strict=True):
+            if not math.isfinite(loss):
+                self._remark(f"{member.name} has diverged: its loss is not finite")
         members = [records.read(member / records.EVALUATIONS_FILE) for member in self._members]
         for lines in zip(*(lines[-len(evaluation.MODES) :] for lines in members), strict=True):
-            self.closing_words.append(_score_in_words(lines))
+            self.closing_words.append(evaluation.in_words(lines))
         if not self._config.run.report:
             return
         self._enter("drawing the report")
@@ -353,33 +377,6 @@ class Session:
     def _close_mirrors(self) -> None:
         for mirror in self._mirrors:
             mirror.close()
-
-
-def _mean_line(lines: tuple[records.Line, ...]) -> records.Line:
-    """What the display shows of a population: means over the members that have a value."""
-    if len(lines) == 1:
-        return lines[0]
-    mean: records.Line = {}
-    for name in dict.fromkeys(name for line in lines for name in line):
-        values = [value for line in lines if isinstance(value := line.get(name), int | float)]
-        mean[name] = sum(values) / len(values) if values else None
-    return mean
-
-
-def _score_in_words(lines: tuple[records.Line, ...]) -> str:
-    """One mode's evaluation, of one run or of all members of a population."""
-    line = _mean_line(lines)
-    mode, episodes = lines[0]["mode"], sum(int(one["n"] or 0) for one in lines)
-    unfinished = sum(int(one["unfinished"] or 0) for one in lines)
-    if not episodes:
-        return f"evaluation, {mode}: no episode finished, {unfinished} given up"
-    solved = f"{line['success']:.1%} solved, " if "success" in line else ""
-    given_up = f", {unfinished} given up" if unfinished else ""
-    score = f"evaluation, {mode}: {solved}mean return {line['mean']:.4g} over {episodes} episodes{given_up}"
-    if len(lines) == 1:
-        return score
-    means = [mean for one in lines if isinstance(mean := one.get("mean"), float)]
-    return f"{score}, of {len(lines)} seeds from {min(means):.4g} to {max(means):.4g}"
 
 
 def _precision(config: Config) -> str | None:

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -174,8 +174,8 @@ def _scaled(image: Image.Image, side: int) -> Image.Image:
     return image.resize(size, Image.Resampling.LANCZOS)
 
 
-def main(run: str | Path) -> int:
-    """Film a run's newest checkpoint into its report folder; print where. Exit code."""
+def main(run: str | Path, which: Literal["newest", "best"] = "newest") -> int:
+    """Film a run's newest or best checkpoint into its report folder; print where. Exit code."""
     from purejaxrl_scale.analysis.runs import load_run
     from purejaxrl_scale.runner.compilation import enable_cache
 
@@ -183,7 +183,7 @@ def main(run: str | Path) -> int:
     loaded = load_run(run)
     console = Console(highlight=False)
     try:
-        made = film(loaded.trainer, loaded.checkpoint().learner, loaded.config.seed, loaded.path / "report")
+        made = film(loaded.trainer, loaded.checkpoint(which).learner, loaded.config.seed, loaded.path / "report")
     except RenderUnavailable as fault:
         console.print(f"cannot film {loaded.config.environment.name}: {fault}", markup=False)
         return 1

@@ -84,6 +84,7 @@ class ToyTrainer:
     environment: ToyEnvironment = dataclasses.field(default_factory=ToyEnvironment)
     chunk_limit: int = 8
     nan_resets: int = 0
+    diverges_at: int = 1 << 30  # the outer step from which on the loss is NaN
     start_steps: int = 0
 
     @cached_property
@@ -128,7 +129,7 @@ class ToyTrainer:
             "episode/success_sum": jnp.where(odd, 1.0, 0.0),
             "environment/resets": jnp.uint32(100),
             "environment/nan_resets": jnp.uint32(self.nan_resets),
-            "loss/total": jnp.mean(state.actors),
+            "loss/total": jnp.where(state.outer_step >= self.diverges_at, jnp.nan, jnp.mean(state.actors)),
             "policy/kl_k3": jnp.abs(weights[1]),
             "value/explained_variance": jnp.nan * weights[2],
         }

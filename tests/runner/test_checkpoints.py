@@ -91,6 +91,33 @@ def test_the_newest_are_kept(tmp_path):
     assert checkpoints.steps(tmp_path / "none") == []
 
 
+def test_the_best_are_kept_beside_the_newest(tmp_path):
+    def save(saver, step, score):
+        saver.save(step, {"a": np.ones(2)}, {"score": score})
+        saver.wait()
+
+    saver = checkpoints.Checkpoints(tmp_path, keep=2, keep_best=1)
+    for step, score in ((1, 5.0), (2, 9.0), (3, None), (4, -1.0)):
+        save(saver, step, score)
+    saver.close()
+    assert checkpoints.steps(tmp_path) == [2, 3, 4]
+    assert checkpoints.best(tmp_path) == 2
+    # Another process knows the scores from the disk.
+    saver = checkpoints.Checkpoints(tmp_path, keep=1, keep_best=1)
+    save(saver, 5, 9.0)
+    assert checkpoints.steps(tmp_path) == [5]
+    save(saver, 6, 8.0)
+    saver.close()
+    assert checkpoints.steps(tmp_path) == [5, 6]
+    assert checkpoints.best(tmp_path) == 5
+
+
+def test_without_scores_there_is_no_best(tmp_path):
+    save(tmp_path, make_state(3))
+    with pytest.raises(RunError, match=r"no checkpoint of .* has a score"):
+        checkpoints.best(tmp_path)
+
+
 def test_members_are_cut_out_and_put_together():
     population = checkpoints.to_host(
         {"a": jnp.arange(6.0).reshape(3, 2), "key": jax.random.split(jax.random.key(0), 3)}

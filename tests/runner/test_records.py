@@ -134,3 +134,14 @@ def test_measurements_that_come_now_and_then_are_averaged_over_those_there_are()
     alone = records.Recorder(log_every=1).add({"steps": 1, "outer_step": 1, "outer/adaptive_divergence": math.nan})
     assert alone is not None
     assert "outer/adaptive_divergence" not in alone
+
+
+def test_returns_are_averaged_over_episodes():
+    returns = records.Returns()
+    assert returns.take() is None
+    for count, total in ((2, 10.0), (0, 0.0), (1, 20.0)):
+        returns.add({"episode/count": count, "episode/return_sum": total})
+    assert returns.take() == 10.0
+    assert returns.take() is None
+    returns.add({"episode/count": 1, "episode/return_sum": math.nan})
+    assert returns.take() is None

@@ -1,11 +1,7 @@
 import dataclasses
-import errno
 import json
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -236,15 +232,6 @@ def test_a_few_nan_resets_are_borne(config, trainers):
     assert runner.train(config, "x") == 0
 
 
-def test_a_full_disk_is_told_in_words(config, trainers, monkeypatch, capsys):
-    def full(path, lines):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-    monkeypatch.setattr(records, "append", full)
-    assert runner.train(config, "x") == 1
-    assert "the disk is full (No space left on device: " in capsys.readouterr().err
-
-
 def test_a_folder_that_cannot_be_written_is_refused(config, trainers, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"run\.folder"):
@@ -270,32 +257,6 @@ def test_handlers_are_given_back(config, trainers):
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     runner.train(config, "x")
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
-
-
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_signal_during_the_compilation_ends_the_process_at_once(tmp_path, name):
-    program = textwrap.dedent(
-        f"""
-        import sys, time
-        from tests.runner.conftest import ToyTrainer, toy_config
-        import purejaxrl_scale.train
-        from purejaxrl_scale.runner import runner
-
-        class Slow(ToyTrainer):
-            def lower_chunk(self, state):
-                print("compiling", flush=True)
-                time.sleep(300)
-
-        purejaxrl_scale.train.make_train = Slow
-        sys.exit(runner.train(toy_config({str(tmp_path / "runs")!r}), "slow"))
-        """
-    )
-    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    assert child.stdout.readline() == "compiling\n"
-    child.send_signal(getattr(signal, name))
-    output, _ = child.communicate(timeout=30)
-    assert child.returncode == 75
-    assert f"stopped by {name} at once; nothing had been trained" in output
 
 
 def test_chunks_aim_at_their_seconds():
