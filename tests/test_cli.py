@@ -73,6 +73,11 @@ def test_lists_take_every_form(runs, tokens):
     assert runs.configs[0].network.widths == (128, 32)
 
 
+def test_a_list_may_be_empty(runs):
+    cli.main(["train", "cartpole", "--network.widths", "", "--seed", "1"])
+    assert runs.configs[0].network.widths == ()
+
+
 def test_negative_values_are_values(runs):
     cli.main(["train", "brax_ant", "--network.initial-log-std", "-0.5"])
     assert runs.configs[0].network.initial_log_std == -0.5
@@ -158,6 +163,12 @@ def test_total_steps_are_exact(runs, text):
         (["bench", "cartpole", "--seconds", "long"], "seconds takes a finite number"),
         (["train", "cartpole", "--total-steps", "1.5"], "the nearest are 1 and 2"),
         (["train", "cartpole", "--seed"], "--seed needs a value"),
+        (
+            ["train", "cartpole", "--network.widths"],
+            '--network.widths needs values; an empty list is written --network.widths ""',
+        ),
+        (["evaluate", "latest", "--checkpoint", "last"], "--checkpoint takes newest or best: it is 'last'"),
+        (["render", "latest", "--seed", "1"], "render takes no --seed"),
         (["train", "cartpole", "--seed", "--seeds", "2"], "--seed needs a value"),
         (["train", "cartpole", "kinetix_s"], "unexpected 'kinetix_s'"),
         (["train", "cartpole", "--algorithm.schedule", "liner"], "did you mean linear?"),

@@ -79,7 +79,7 @@ class Session:
                     self._config.run.wandb,
                     self._config.run.wandb_project,
                     config_io.to_dict(folders.member_config(self._config, index)),
-                    self._log,
+                    self._remark,
                     group=self._members[0].name if len(self._members) > 1 else "",
                 )
                 for index, member in enumerate(self._members)
@@ -164,7 +164,8 @@ class Session:
 
     def _remark(self, text: str) -> None:
         self._log(text)
-        self.closing_words.append(text)
+        if text not in self.closing_words:
+            self.closing_words.append(text)
 
     def _compile(self, trainer: Any, state: PyTree) -> Callable[[PyTree, np.uint32], tuple[PyTree, Mapping]]:
         """The one compilation of the chunk. It is called with the executable, so it cannot compile again."""

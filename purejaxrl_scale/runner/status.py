@@ -61,6 +61,11 @@ class Status:
                 self.latest[name] = math.nan
 
     @property
+    def goal(self) -> int:
+        """Steps at the end; a last rollout whose length adapts goes beyond those asked for."""
+        return max(self.total_steps, self.steps)
+
+    @property
     def share(self) -> float:
         return min(1.0, self.steps / self.total_steps)
 
@@ -101,7 +106,7 @@ def duration(seconds: float) -> str:
 
 def plain_line(status: Status) -> str:
     """The status in one line without colours."""
-    parts = [f"{status.share:4.0%} {status.steps:,}/{status.total_steps:,} steps"]
+    parts = [f"{status.share:4.0%} {status.steps:,}/{status.goal:,} steps"]
     if status.stage:
         return f"{parts[0]} | {status.stage} {time.monotonic() - status.stage_started:.0f} s"
     if status.steps_per_second:
@@ -155,7 +160,7 @@ def panel(status: Status, width: int, ascii_only: bool = False) -> RenderableTyp
 
 
 def _pace(status: Status) -> RenderableType:
-    steps = Text(f"{status.steps:,} / {status.total_steps:,} steps")
+    steps = Text(f"{status.steps:,} / {status.goal:,} steps")
     if status.stage:
         status.spinner.update(
             text=Text(

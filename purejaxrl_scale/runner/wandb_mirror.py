@@ -56,6 +56,8 @@ class WandbMirror:
             self._log(f"W&B stopped ({type(fault).__name__}: {fault}); the record in {self._run} is complete")
 
     def _mirror(self) -> None:
+        # Not only the run's own setting: W&B also prints while it looks for a login.
+        os.environ.setdefault("WANDB_SILENT", "true")
         import wandb
 
         mode = self._mode
@@ -118,6 +120,8 @@ def _has_login(wandb: Any) -> bool:
     if os.environ.get("WANDB_API_KEY"):
         return True
     try:
+        return bool(wandb.login(prompt=False))
+    except TypeError:  # an older W&B, which has no such argument
         return bool(wandb.api.api_key)
     except Exception:
         return False

@@ -189,3 +189,9 @@ def test_nothing_else_writes_through_the_live_display(tmp_path):
     assert text.rstrip().endswith("afterwards")
     assert "\x1b[?25h" in text  # the cursor is back
     assert sorted((tmp_path / "run.log").read_text().splitlines()) == ["from C++", "from python"]
+
+
+def test_a_last_rollout_that_overshoots_is_not_more_than_all():
+    status = Status("x", "y", "z", 1)
+    status.steps = 512
+    assert "100% 512/512 steps" in plain_line(status)

@@ -14,7 +14,7 @@ def fake(monkeypatch):
     module = ModuleType("wandb")
     module.logged, module.axes, module.inits = [], [], []
     module.run_step = 0
-    module.api = SimpleNamespace(api_key=None)
+    module.login = lambda prompt: False
     module.Settings = lambda **options: options
 
     def init(**options):
