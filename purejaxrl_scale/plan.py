@@ -109,15 +109,17 @@ def largest(planner: Planner, config: Config, total: int, available: int) -> int
 
     A secant search: memory grows linearly with environments, but for one bend.
     """
-    algorithm, shards = config.algorithm, config.devices.logical_shards
-    size, length = algorithm.minibatch_size, config.shortest_rollout
-    step = math.lcm(shards * max(1, config.environment.block_size), size // math.gcd(size, length))
-    ceiling = (2**31 - 1) // config.longest_rollout // step
+    algorithm, length = config.algorithm, config.shortest_rollout
+    step = config.devices.logical_shards * max(1, config.environment.block_size)
+    if not (config.adapts and algorithm.adaptive_batch.minibatches == "fixed_size"):
+        step = math.lcm(step, algorithm.minibatch_size // math.gcd(algorithm.minibatch_size, length))
+    fewest = -(-algorithm.minibatch_size // (length * step))
+    most = (2**31 - 1) // config.longest_rollout // step
     count = config.environment.num_envs // step
     needs, slope = {count: total}, total / count
     for _ in range(_MOST_TRIES):
-        following = min(ceiling, max(0, int(count + (available - needs[count]) / slope)))
-        if following in needs or not following:
+        following = min(most, int(count + (available - needs[count]) / slope))
+        if following in needs or following < fewest:
             break
         needs[following] = planner.total(config_io.replace(config, {"environment.num_envs": following * step}))
         slope = (needs[following] - needs[count]) / (following - count)

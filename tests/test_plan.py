@@ -5,7 +5,7 @@ import re
 import pytest
 
 from purejaxrl_scale import cli, config_io, plan
-from purejaxrl_scale.config import Config
+from purejaxrl_scale.config import Config, problems
 from purejaxrl_scale.named_experiments import find_experiment
 from purejaxrl_scale.runner.memory import Planner
 
@@ -35,6 +35,25 @@ def test_the_largest_number_of_environments_fits_and_the_next_does_not(config, p
     assert plan.largest(planner, config, total, 1000) == 0
     # Sample indices are int32.
     assert plan.largest(planner, config, total, 10**15) == (2**31 - 1) // 128 // step * step
+
+
+def test_minibatches_of_one_size_need_not_divide_rollouts_that_adapt():
+    config = config_io.replace(
+        find_experiment("abs_minatar_breakout").config,
+        {
+            "devices.count": 1,
+            "environment.num_envs": 24,
+            "algorithm.adaptive_batch.minibatches": "fixed_size",
+            "algorithm.minibatch_size": 104,
+        },
+    )
+    assert problems(config) == []
+    planner = Planner(config, 1)
+    total = planner.total(config)
+    most = plan.largest(planner, config, total, 2 * total)
+    assert most > 24
+    assert problems(config_io.replace(config, {"environment.num_envs": most})) == []
+    assert plan.largest(planner, config, total, total) >= 24
 
 
 def test_alternatives_are_legal_and_need_less(config, planner):
