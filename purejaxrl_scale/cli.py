@@ -82,10 +82,13 @@ def _train(arguments: list[str]) -> int:
     with _ending_at_a_signal(), streams.unfailing():
         if not config.devices.coordinator:
             _print_header(chosen)
-        if _joined(config) and config.devices.coordinator:
+        leads = _joined(config)
+        if leads and config.devices.coordinator:
             _print_header(chosen)
         check_devices(config)
-        _check_memory(config)
+        needs = _check_memory(config)
+        if leads:
+            print(f"{'memory':13}{needs}")
         from purejaxrl_scale.runner import runner
 
         return _left(config, runner.train(config, config.run.name or experiment.name))
@@ -213,12 +216,11 @@ def _plan(arguments: list[str]) -> int:
     )
 
 
-def _check_memory(config: Config) -> None:
-    """Refuse what cannot fit the devices of this machine."""
+def _check_memory(config: Config) -> str:
+    """How much of the devices of this machine a run needs; ConfigError where they cannot hold it."""
     from purejaxrl_scale import plan
 
-    if refusal := plan.refusal(config):
-        raise ConfigError([refusal])
+    return plan.check(config)
 
 
 def _evaluate(arguments: list[str]) -> int:

@@ -14,13 +14,13 @@ from purejaxrl_scale import config_io
 from purejaxrl_scale.config import Config, problems
 from purejaxrl_scale.runner.memory import Plan, Planner, in_words, of_device, on_accelerator, read_size
 
-__all__ = ["alternatives", "largest", "main", "read_size", "refusal", "render"]
+__all__ = ["alternatives", "check", "largest", "main", "read_size", "render"]
 
 _LARGEST_BLOCK = 4096
 _MOST_TRIES = 6
 # Resident bytes of a CPU process, measured: once JAX and the suite are there, and at most while the compiler runs.
 _LOADED = {"gymnax": 700_000_000, "brax": 600_000_000, "kinetix": 1_200_000_000}
-_COMPILING = {"gymnax": 950_000_000, "brax": 1_350_000_000, "kinetix": 2_700_000_000}
+_COMPILING = {"gymnax": 950_000_000, "brax": 1_350_000_000, "kinetix": 3_400_000_000}
 _COPIES = 2  # of the state while a checkpoint is written in the background
 
 
@@ -54,20 +54,25 @@ def main(config: Config, name: str, *, memory: int | None = None, accelerator: b
 _WHAT_IS_RESIDENT = "the plan, JAX with its compiler, and copies of the state while a checkpoint is written"
 
 
-def refusal(config: Config) -> str:
-    """Why the run cannot fit the devices of this machine, and what would; "" where it can."""
+def check(config: Config) -> str:
+    """What the run needs of the devices of this machine, in words.
+
+    Raises ConfigError where it cannot fit, with what would.
+    """
     devices = config.devices.count or jax.device_count()
     available, planner = of_device(devices), Planner(config, devices)
     total = planner.total(config)
     if total <= available:
-        return ""
+        return f"{in_words(total)} planned on each of {devices} device(s), which have {in_words(available)}"
     most = largest(planner, config, total, available)
     helpful = [f"{change} needs {in_words(size)}" for change, size in alternatives(planner, config, total)]
     if most:
         helpful.insert(0, f"environment.num_envs {most:,} fits")
-    return (
-        f"the run needs {in_words(total)} on each of {devices} device(s), which have {in_words(available)}: "
-        f"{'; '.join(helpful) or 'nothing that is known would help'}"
+    raise config_io.ConfigError(
+        [
+            f"the run needs {in_words(total)} on each of {devices} device(s), which have {in_words(available)}: "
+            f"{'; '.join(helpful) or 'nothing that is known would help'}"
+        ]
     )
 
 

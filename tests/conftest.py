@@ -38,8 +38,8 @@ class Runs:
         self.names.append(name)
         return 75
 
-    def refusal(self, config):
-        return ""
+    def check(self, config):
+        return "little"
 
     def main(self, path, *rest, **options):
         self.paths.append(path)

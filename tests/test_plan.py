@@ -101,8 +101,15 @@ def test_train_refuses_what_cannot_fit_before_it_makes_a_folder(tmp_path, capsys
     assert not list(tmp_path.iterdir())
 
 
+def test_train_says_what_it_needs(config):
+    assert re.fullmatch(r"\d+ MB planned on each of 1 device\(s\), which have \d+\.\d+ GB", plan.check(config))
+
+
 def test_resume_refuses_what_no_longer_fits(tmp_path, capsys, monkeypatch, config):
-    monkeypatch.setattr(plan, "refusal", lambda config: "too large")
+    def refuse(config):
+        raise config_io.ConfigError(["too large"])
+
+    monkeypatch.setattr(plan, "check", refuse)
     config_io.save(config, tmp_path / "config.yaml")
     assert cli.main(["resume", str(tmp_path)]) == 2
     assert "too large" in capsys.readouterr().err
