@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -18,10 +18,7 @@ __all__ = ["alternatives", "check", "largest", "main", "read_size", "render"]
 
 _LARGEST_BLOCK = 4096
 _MOST_TRIES = 6
-# Resident bytes of a CPU process, measured: once JAX and the suite are there, and at most while the compiler runs.
-_LOADED = {"gymnax": 700_000_000, "brax": 600_000_000, "kinetix": 1_200_000_000}
-_COMPILING = {"gymnax": 950_000_000, "brax": 1_350_000_000, "kinetix": 3_400_000_000}
-_COPIES = 2  # of the state while a checkpoint is written in the background
+Measure = Callable[[Config], int]
 
 
 def main(config: Config, name: str, *, memory: int | None = None, accelerator: bool = False) -> int:
@@ -35,23 +32,35 @@ def main(config: Config, name: str, *, memory: int | None = None, accelerator: b
         planner = Planner(config, devices)
         plan = planner.plan(config)
     console.print(render(name, config, plan, devices))
-    fits = plan.total <= available
+    # Another machine is asked about where its memory is given: what JAX takes there is not known.
+    measure = planner.total if memory is not None else _measure(planner)
+    needed = measure(config)
+    fits = needed <= available
     verdict = "fits" if fits else "does not fit"
-    console.print(f"{in_words(plan.total)} on each of {devices} device(s): it {verdict} in {in_words(available)}")
-    if jax.default_backend() == "cpu" and memory is None:
-        console.print(f"resident about {in_words(resident(config, plan, devices))}: {_WHAT_IS_RESIDENT}")
+    if needed == plan.total:
+        console.print(f"{in_words(needed)} on each of {devices} device(s): it {verdict} in {in_words(available)}")
+    else:
+        console.print(
+            f"{in_words(plan.total)} on each of {devices} device(s); resident about {in_words(needed * devices)} in "
+            f"all, with JAX, its compiler, and copies of the state while a checkpoint is written: it {verdict} in "
+            f"{in_words(available * devices)}"
+        )
     with Console(stderr=True).status("looking for what else fits ..."):
-        most = largest(planner, config, plan.total, available)
-        helpful = list(alternatives(planner, config, plan.total))
+        most = largest(measure, config, needed, available)
+        helpful = list(alternatives(planner.total, config, plan.total))
     console.print(
         f"the most environments that fit, all else equal: {most:,}" if most else "no number of environments fits"
     )
+    if helpful:
+        console.print(f"to need less than {in_words(plan.total)}:")
     for change, total in helpful:
-        console.print(f"with {change}: {in_words(total)}")
+        console.print(f"  {change}: {in_words(total)}")
     return 0 if fits else 1
 
 
-_WHAT_IS_RESIDENT = "the plan, JAX with its compiler, and copies of the state while a checkpoint is written"
+def _measure(planner: Planner) -> Measure:
+    """What decides whether a run fits: on a CPU JAX itself lies in the same memory."""
+    return planner.resident if jax.default_backend() == "cpu" else planner.total
 
 
 def check(config: Config) -> str:
@@ -61,26 +70,22 @@ def check(config: Config) -> str:
     """
     devices = config.devices.count or jax.device_count()
     available, planner = of_device(devices), Planner(config, devices)
-    total = planner.total(config)
-    if total <= available:
-        return f"{in_words(total)} planned on each of {devices} device(s), which have {in_words(available)}"
-    most = largest(planner, config, total, available)
-    helpful = [f"{change} needs {in_words(size)}" for change, size in alternatives(planner, config, total)]
+    measure = _measure(planner)
+    needed = measure(config)
+    resident = "" if measure == planner.total else " with JAX and its compiler"
+    if needed <= available:
+        return f"about {in_words(needed)} on each of {devices} device(s){resident}, which have {in_words(available)}"
+    most = largest(measure, config, needed, available)
+    helpful = [f"{change} needs {in_words(size)}" for change, size in alternatives(measure, config, needed)]
     if most:
         helpful.insert(0, f"environment.num_envs {most:,} fits")
     raise config_io.ConfigError(
         [
-            f"the run needs {in_words(total)} on each of {devices} device(s), which have {in_words(available)}: "
+            f"the run needs {in_words(needed)} on each of {devices} device(s){resident}, which have "
+            f"{in_words(available)}: "
             f"{'; '.join(helpful) or 'nothing that is known would help'}"
         ]
     )
-
-
-def resident(config: Config, plan: Plan, devices: int) -> int:
-    """The most resident memory of a CPU process that trains, its devices together: about what was measured."""
-    suite = config.environment.name.partition("/")[0]
-    copies = _COPIES * (devices * plan.environments + plan.learner)
-    return max(_COMPILING.get(suite, 0), _LOADED.get(suite, 0) + devices * plan.total + copies)
 
 
 def render(name: str, config: Config, plan: Plan, devices: int) -> Table:
@@ -109,10 +114,10 @@ def render(name: str, config: Config, plan: Plan, devices: int) -> Table:
     return table
 
 
-def largest(planner: Planner, config: Config, total: int, available: int) -> int:
-    """The most environments with which the config, which needs `total`, is legal and fits; 0 if none.
+def largest(measure: Measure, config: Config, needed: int, available: int) -> int:
+    """The most environments with which the config, which needs `needed`, is legal and fits; 0 if none.
 
-    A secant search: memory grows linearly with environments, but for one bend.
+    A secant search: memory grows linearly with environments, but for a bend or two.
     """
     algorithm, length = config.algorithm, config.shortest_rollout
     step = config.devices.logical_shards * max(1, config.environment.block_size)
@@ -121,25 +126,26 @@ def largest(planner: Planner, config: Config, total: int, available: int) -> int
     fewest = -(-algorithm.minibatch_size // (length * step))
     most = (2**31 - 1) // config.longest_rollout // step
     count = config.environment.num_envs // step
-    needs, slope = {count: total}, total / count
+    needs, slope = {count: needed}, needed / count
     for _ in range(_MOST_TRIES):
         following = min(most, int(count + (available - needs[count]) / slope))
         if following in needs or following < fewest:
             break
-        needs[following] = planner.total(config_io.replace(config, {"environment.num_envs": following * step}))
-        slope = (needs[following] - needs[count]) / (following - count)
+        needs[following] = measure(config_io.replace(config, {"environment.num_envs": following * step}))
+        # While the compiler takes the most, environments cost nothing.
+        slope = max((needs[following] - needs[count]) / (following - count), 1.0)
         count = following
     return step * max((count for count, size in needs.items() if size <= available), default=0)
 
 
-def alternatives(planner: Planner, config: Config, total: int) -> Iterator[tuple[str, int]]:
+def alternatives(measure: Measure, config: Config, needed: int) -> Iterator[tuple[str, int]]:
     """Legal changes that need less memory, each on its own, with what they need."""
     for changes in _changes(config):
         changed = config_io.replace(config, changes)
         if problems(changed):
             continue
-        less = planner.total(changed)
-        if less < 0.99 * total:
+        less = measure(changed)
+        if less < 0.99 * needed:
             yield " ".join(f"--{name} {_text(value)}" for name, value in changes.items()), less
 
 

@@ -22,7 +22,7 @@ from purejaxrl_scale.config import Config
 from purejaxrl_scale.devices import common_bound, only_where, shard_index
 from purejaxrl_scale.environments import autoreset
 from purejaxrl_scale.environments.autoreset import Start
-from purejaxrl_scale.environments.interface import ActionSpace, Environment, PyTree
+from purejaxrl_scale.environments.interface import ActionSpace, Box, Discrete, Environment, PyTree
 from purejaxrl_scale.environments.statistics import (
     EpisodeStatistics,
     Moments,
@@ -52,7 +52,7 @@ class Trajectory(NamedTuple):
     """What happened in one rollout, time-major. Of its T rows the first `length` were filled."""
 
     observation: PyTree  # [T, N, ...], raw, in the precision of environment.observation_storage
-    action: jax.Array  # [T, N, ...], as the policy drew it
+    action: jax.Array  # [T, N, ...], as the policy drew it, in a byte where its choices are few
     log_prob: jax.Array  # f32[T, N], of the behaviour policy
     value: jax.Array  # f32[T, N]
     final_value: jax.Array  # f32[T, N], the value of the true final observation at truncations, 0 elsewhere
@@ -93,6 +93,14 @@ def environment_keys(step_key: jax.Array, rows: jax.Array, num_local: int) -> ja
     """
     index = shard_index() * jnp.uint32(num_local) + rows.astype(jnp.uint32)
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(step_key, index)
+
+
+def narrowed(action: jax.Array, action_space: ActionSpace) -> jax.Array:
+    """Choices as bytes where no component has more than 256; other actions as they are."""
+    if isinstance(action_space, Box):
+        return action
+    sizes = (action_space.n,) if isinstance(action_space, Discrete) else action_space.sizes
+    return action.astype(jnp.uint8) if max(sizes) <= 256 else action
 
 
 def init_actors(simulation: Simulation, pool: Start | tuple[()], key: jax.Array, num_local: int) -> Actors:
@@ -282,7 +290,7 @@ def _step(
     )
     row = {
         "observation": observation,
-        "action": action,
+        "action": narrowed(action, simulation.action_space),
         "log_prob": log_prob,
         "value": value,
         "final_value": final_value,

@@ -25,7 +25,7 @@ def open_closed() -> None:
 
 
 class _Unfailing:
-    """A stream that drops what cannot be written. Its reader's leaving is still told, by BrokenPipeError."""
+    """A stream that drops what cannot be written."""
 
     def __init__(self, stream: IO[str]):
         self._stream = stream
@@ -37,19 +37,22 @@ class _Unfailing:
         """Write or drop."""
         try:
             return self._stream.write(text)
-        except BrokenPipeError:
-            raise
-        except OSError:
+        except OSError as fault:
+            self._give_up(fault)
             return len(text)
 
     def flush(self) -> None:
         """Flush or drop."""
         try:
             self._stream.flush()
-        except BrokenPipeError:
-            raise
-        except OSError:
-            return
+        except OSError as fault:
+            self._give_up(fault)
+
+    def _give_up(self, fault: OSError) -> None:
+        if isinstance(fault, BrokenPipeError):
+            # The reader has left, as `head` does: from now on nobody is written to, at Python's own end either.
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
 
 @contextlib.contextmanager

@@ -19,6 +19,8 @@ _subtract = jax.jit(counters.subtract)
         (1_048_576 * 2_047, 1_048_576),
         (10**12, 2**31),
         (376 * 10**9, 2**32 - 1),
+        (2**53, 1),
+        (2**63 - 1, 1),
     ],
 )
 def test_addition_is_exact(start, amount):

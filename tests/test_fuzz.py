@@ -37,7 +37,9 @@ words = st.one_of(
     st.sampled_from(["true", "False", "kinetix/s", "brax/", "/", "1e400", "1e99999999999999999999", "[", "1_0", "cpu"]),
 )
 lines = st.tuples(
-    st.sampled_from(["train", "bench", "plan", "resume", "report", "list", "tain"]),
+    st.sampled_from(
+        ["train", "bench", "plan", "resume", "evaluate", "render", "report", "list", "tain", "-h", "--version"]
+    ),
     st.one_of(st.sampled_from(names()), words),
     st.lists(st.one_of(flags, words, st.builds("{}={}".format, flags, words)), max_size=8),
 ).map(lambda parts: [parts[0], parts[1], *parts[2]])

@@ -42,13 +42,27 @@ def test_a_full_disk_behind_the_output_does_not_stop_a_run(runs, monkeypatch, ca
     assert "failed: No space left on device" in capsys.readouterr().err
 
 
-def test_a_reader_that_leaves_is_still_told():
-    class Left(io.StringIO):
-        def write(self, text):
-            raise BrokenPipeError
+def test_a_reader_that_leaves_does_not_stop_a_run():
+    """`train ... | head -1`: what is printed later goes nowhere, and the exit code is the run's own."""
+    program = """
+import sys
+from purejaxrl_scale import streams
 
-    with pytest.raises(BrokenPipeError):
-        streams._Unfailing(Left()).write("x")
+with streams.unfailing():
+    print("first", flush=True)
+    sys.stdin.read(1)
+    for _ in range(3):
+        print("later", flush=True)
+sys.exit(75)
+"""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, **pipes) as run:
+        assert run.stdout.readline() == b"first\n"
+        run.stdout.close()
+        run.stdin.write(b"x")
+        run.stdin.close()
+        assert run.stderr.read() == b""
+    assert run.returncode == 75
 
 
 def test_streams_are_given_back():

@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from purejaxrl_scale.runner.folders import RunError
 
 FOLDER = "checkpoints"
 _STATE, _META = "state", "meta"
+_SUMS = "checksums"  # in the mapping, of each array
 SCORE = "score"  # in the mapping that is saved beside a state
 _OPTIONAL = ("learnt/reference/", "advantage_moments/")  # what a run may have that the one it starts from had not
 PyTree = Any
@@ -51,7 +53,7 @@ class _NewestAndBest(PreservationPolicy):
         del context
         steps = [one.step for one in checkpoints]
         scored = sorted((step for step in steps if step in self.scores), key=lambda step: (self.scores[step], step))
-        kept = {*sorted(steps)[-self._keep :], *scored[len(scored) - self._keep_best :]}
+        kept = {*sorted(steps)[-self._keep :], *scored[max(0, len(scored) - self._keep_best) :]}
         return [step in kept for step in steps]
 
 
@@ -88,7 +90,7 @@ class Checkpoints:
                 args=ocp.args.Composite(
                     **{
                         _STATE: ocp.args.StandardSave(leaves),
-                        _META: ocp.args.JsonSave(meta),
+                        _META: ocp.args.JsonSave({**meta, _SUMS: _sums(leaves)}),
                     }
                 ),
             )
@@ -144,7 +146,17 @@ def restore(run: Path, outer_step: int) -> Restored:
         raise RunError(
             f"checkpoint {folder / str(outer_step)} cannot be read ({type(fault).__name__}: {_first_line(fault)})"
         ) from fault
-    return Restored(dict(found[_STATE]), dict(found[_META]))
+    leaves, meta = dict(found[_STATE]), dict(found[_META])
+    sums = meta.pop(_SUMS, None)
+    if sums is not None and sums != (now := _sums(leaves)):
+        changed = min(name for name in sums.keys() | now.keys() if sums.get(name) != now.get(name))
+        raise RunError(f"checkpoint {folder / str(outer_step)} cannot be read (the disk has changed {changed})")
+    return Restored(leaves, meta)
+
+
+def _sums(leaves: dict[str, np.ndarray]) -> dict[str, int]:
+    """A checksum of each array: TensorStore itself restores flipped bits without a word."""
+    return {name: zlib.crc32(np.ascontiguousarray(leaf).view(np.uint8).data) for name, leaf in leaves.items()}
 
 
 def config_of(run: Path, outer_step: int) -> dict[str, Any]:

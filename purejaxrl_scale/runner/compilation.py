@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from dataclasses import dataclass, field
@@ -69,20 +70,22 @@ class watch:
 
 
 def enable_cache() -> Path | None:
-    """Turn JAX's persistent compile cache on, unless the user has set one; its folder, or None if it is not writable.
+    """Turn JAX's persistent compile cache on; its folder, or None, with the cache off, if it cannot be written.
 
-    It lies in the user's cache folder. Short compilations are kept too: a run has dozens of them.
+    It lies where the user has put it, or in the user's cache folder. Short compilations are kept too: a run has dozens
+    of them.
     """
     chosen = getattr(jax.config, "jax_compilation_cache_dir", None)
-    if chosen:
-        return Path(chosen)
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "purejaxrl_scale" / "jax"
-    try:
+    folder = Path(chosen) if chosen else None
+    if folder is None:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "purejaxrl_scale" / "jax"
+    with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return None
     if not os.access(folder, os.W_OK):
+        jax.config.update("jax_compilation_cache_dir", None)
         return None
+    if chosen:
+        return folder
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -20,8 +20,8 @@ from purejaxrl_scale.config import Config
 from purejaxrl_scale.environments.autoreset import Start, quarantine, reset, restart
 from purejaxrl_scale.environments.interface import Timestep
 from purejaxrl_scale.runner import records
+from purejaxrl_scale.runner.records import MODES
 
-MODES = ("deterministic", "stochastic")
 # Training folds outer steps into the run's key, from 0 upwards; this stands where none of them gets to.
 _EVALUATION = 0xFFFF_0001
 PyTree = Any

@@ -113,7 +113,13 @@ def members_of(run: Path) -> list[Path]:
         raise RunError(f"{run} is no run: it has no {CONFIG_FILE}")
     if not (run / POPULATION_FILE).is_file():
         return [run]
-    members = [run.parent / name for name in json.loads((run / POPULATION_FILE).read_text())["members"]]
+    try:
+        members = [run.parent / str(name) for name in json.loads((run / POPULATION_FILE).read_text())["members"]]
+    except (OSError, ValueError, KeyError, TypeError) as fault:
+        raise RunError(
+            f"{run / POPULATION_FILE} cannot be read ({type(fault).__name__}): it names the runs that were trained "
+            "together; copy it from another of them"
+        ) from fault
     for member in members:
         if not (member / CONFIG_FILE).is_file():
             raise RunError(f"{run} was trained in a population, and its member {member} is missing")

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,7 +26,7 @@ from purejaxrl_scale.runner import folders
 from purejaxrl_scale.runner.folders import RunError
 
 HEARTBEAT_SECONDS = 30  # the default of 100 s is longer than a run should wait for a process that is dead
-_JOIN_SECONDS, _COMPILE_SECONDS = 300, 7200
+_PATIENCE_SECONDS, _JOIN_SECONDS, _COMPILE_SECONDS = 5, 300, 7200
 
 
 def join(config: DevicesConfig) -> None:
@@ -40,14 +43,32 @@ def join(config: DevicesConfig) -> None:
             "num_processes": config.processes,
             "process_id": config.process,
         }
-    try:
-        jax.distributed.initialize(
-            **chosen, initialization_timeout=_JOIN_SECONDS, heartbeat_timeout_seconds=HEARTBEAT_SECONDS
-        )
-    except Exception as fault:
+    faults: list[Exception] = []
+
+    def initialise() -> None:
+        try:
+            # Its own limit ends the process from C++; ours comes before.
+            jax.distributed.initialize(
+                **chosen, initialization_timeout=2 * _JOIN_SECONDS, heartbeat_timeout_seconds=HEARTBEAT_SECONDS
+            )
+        except Exception as fault:
+            faults.append(fault)
+
+    # In a thread, since the main thread must answer signals.
+    waiting = threading.Thread(target=initialise, daemon=True)
+    waiting.start()
+    waiting.join(_PATIENCE_SECONDS)
+    if waiting.is_alive():
+        sys.stderr.write(f"waiting for the other processes of this run at {config.coordinator} ...\n")
+        sys.stderr.flush()
+    until = time.monotonic() + _JOIN_SECONDS
+    while waiting.is_alive() and time.monotonic() < until:
+        waiting.join(0.2)
+    if faults or waiting.is_alive():
+        why = faults[0] if faults else f"none came within {_JOIN_SECONDS} s"
         raise RunError(
-            f"the processes of this run did not find each other at devices.coordinator {config.coordinator}: {fault}"
-        ) from fault
+            f"the processes of this run did not find each other at devices.coordinator {config.coordinator}: {why}"
+        )
 
 
 def leads() -> bool:

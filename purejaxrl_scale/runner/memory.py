@@ -27,6 +27,11 @@ from purejaxrl_scale.runner.liveness import bytes_of, temporaries
 from purejaxrl_scale.state import TrainState, init_state
 from purejaxrl_scale.train import CHUNK_LIMIT, outer_step, roll_out, simulate
 
+# Resident bytes of a CPU process, measured: once JAX and the suite are there, and at most while the compiler runs.
+_LOADED = {"gymnax": 700_000_000, "brax": 600_000_000, "kinetix": 1_200_000_000}
+_COMPILING = {"gymnax": 950_000_000, "brax": 1_350_000_000, "kinetix": 3_400_000_000}
+_COPIES = 2  # of the state while a checkpoint is written in the background
+
 
 class Hollow:
     """An environment of another's shapes, which takes `scratch` bytes to step, and does nothing."""
@@ -94,9 +99,22 @@ class Planner:
 
         They are XLA's arguments + outputs + temporaries - aliased within about 10 %, or 25 % of recurrent networks.
         """
+        return self._total_and_state(config)[0]
+
+    def resident(self, config: Config) -> int:
+        """Bytes of a CPU process that trains, shared out over its devices: about what was measured."""
+        total, (environments, learner) = self._total_and_state(config)
+        suite = config.environment.name.partition("/")[0]
+        copies = _COPIES * (self._devices * environments + learner)
+        running = _LOADED.get(suite, 0) + self._devices * total + copies
+        return max(_COMPILING.get(suite, 0), running) // self._devices
+
+    def _total_and_state(self, config: Config) -> tuple[int, tuple[int, int]]:
         simulation, state = self._state(config)
         taken, (_, metrics) = temporaries(partial(outer_step, simulation), state, overwrites=True)
-        return config.seeds * (bytes_of(state) + taken + bytes_of(metrics) * CHUNK_LIMIT)
+        environments = bytes_of((state.actors, state.pool))
+        parts = (config.seeds * environments, config.seeds * (bytes_of(state) - environments))
+        return sum(parts) + config.seeds * (taken + bytes_of(metrics) * CHUNK_LIMIT), parts
 
     def plan(self, config: Config) -> Plan:
         """The same, part by part."""
@@ -156,11 +174,11 @@ def of_device(devices: int) -> int:
 
 
 def read_size(text: str) -> int:
-    """Bytes of a size as 80GB, 80 GiB, 512M or 1e9. Raises ValueError."""
+    """Bytes of a size as 80GB, 80 GiB, 512M or 1e9; no device has less than a megabyte. Raises ValueError."""
     found = re.fullmatch(r"\s*([0-9]+\.?[0-9]*(?:e[0-9]{1,2})?)\s*([kmgt]?)(i?)b?\s*", text.lower())
     size = float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2] or " ") if found else 0.0
-    if not 1 <= size < float("inf"):
-        raise ValueError(f"a size of memory is written as 80GB or 24GiB: it is {text!r}")
+    if not 1e6 <= size < 2.0**63:
+        raise ValueError(f"a size of memory is written as 80GB or 24GiB, and is at least 1MB: it is {text!r}")
     return int(size)
 
 

@@ -12,8 +12,9 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+from purejaxrl_scale.runner.signals import heeded
+
 _CHILD = "PUREJAXRL_SCALE_CHILD"  # in the child: the pipe to the parent
-_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 FAILED = 1
 
 
@@ -43,7 +44,7 @@ def run_below(arguments: Sequence[str]) -> int:
     def pass_on(number: int, _: FrameType | None) -> None:
         child.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in _SIGNALS}
+    before = {number: signal.signal(number, pass_on) for number in heeded()}
     try:
         code = child.wait()
     finally:

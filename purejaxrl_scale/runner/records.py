@@ -18,6 +18,7 @@ import numpy as np
 
 METRICS_FILE = "metrics.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
+MODES = ("deterministic", "stochastic")  # of the policy in an evaluation
 Number = int | float
 Line = dict[str, Number | str | None]
 
@@ -273,6 +274,12 @@ def append(path: Path, lines: Iterable[Mapping]) -> None:
 def read(path: Path) -> list[Line]:
     """All complete lines of a record; a torn last one, left by a killed process, is skipped. [] without a file."""
     return [line for line, _ in _lines_with_ends(path)]
+
+
+def is_evaluated(run: Path, outer_step: int) -> bool:
+    """Whether the record has both lines of an evaluation."""
+    lines = read(run / EVALUATIONS_FILE)
+    return {line["mode"] for line in lines if line["outer_step"] == outer_step} >= set(MODES)
 
 
 def cut_back(path: Path, outer_step: int) -> int:

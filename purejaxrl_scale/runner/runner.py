@@ -53,20 +53,19 @@ def resume(run: str | Path, changed: Mapping[str, object] | None = None) -> int:
         raise config_io.ConfigError(faults)
     common = set.intersection(*(set(checkpoints.steps(member)) for member in members))
     checkpoint = max(common, default=None)
-    if checkpoint is not None:
-        _refuse_if_changed(members, checkpoint, config)
+    _refuse_if_changed(members, sorted(common, reverse=True), config)
     if checkpoint is None:
         _refuse_if_checkpoints_were_lost(members[0], config)
-        _say_first(f"{members[0]} has no checkpoint: it starts again from step 0")
+        words = f"{members[0]} has no checkpoint: it starts again from step 0"
     elif _is_trained(members, checkpoint, config) and _is_complete(members, checkpoint, config):
         _say_first(f"{members[0]} is finished ({config.actual_steps:,} steps): there is nothing to resume")
         return EXIT_DONE
     else:
         most = f"{'at most ' if config.adapts else ''}{config.num_outer_steps:,}"
-        _say_first(f"{members[0]} goes on after outer step {checkpoint:,} of {most}")
+        words = f"{members[0]} goes on after outer step {checkpoint:,} of {most}"
     with hosts.own_record(config) as own:
         records_here = members if hosts.leads() else folders.create(own, members[0].name)
-        return _run(own, members[0].name, records_here, members, sorted(common))
+        return _run(own, members[0].name, records_here, members, sorted(common), words)
 
 
 # What a run may change when it is resumed: neither a bit of what it learns nor the shape of its state depends on it.
@@ -74,12 +73,14 @@ _FREE_GROUPS = ("run.", "checkpoint.", "evaluation.", "devices.")
 _FIXED_DEVICES = {"devices.logical_shards", "devices.exact_reduction", "devices.matmul_precision"}
 
 
-def _refuse_if_changed(members: list[Path], checkpoint: int, config: Config) -> None:
-    """Raises RunError, naming the fields in which config.yaml is no longer what the checkpoint was saved under."""
+def _refuse_if_changed(members: list[Path], steps: list[int], config: Config) -> None:
+    """Raises RunError, naming the fields in which config.yaml is no longer what the checkpoints were saved under."""
     for index, member in enumerate(members):
-        saved = checkpoints.config_of(member, checkpoint)
+        # The newest whose config can be read: they all have the same.
+        saved = {step: kept for step in steps if (kept := checkpoints.config_of(member, step))}
         if not saved:
             continue
+        checkpoint, saved = next(iter(saved.items()))
         before, now = config_io.from_dict(saved), folders.member_config(config, index)
         differing = [
             f"{name} was {config_io.get(before, name)} and is {config_io.get(now, name)}"
@@ -127,18 +128,22 @@ def _is_last(line: records.Line, config: Config) -> bool:
 def _is_complete(members: list[Path], checkpoint: int, config: Config) -> bool:
     """Whether nothing is missing after the training: neither the last evaluation nor the report."""
     for member in members:
-        lines = records.read(member / records.EVALUATIONS_FILE)
-        if not any(line["outer_step"] == checkpoint for line in lines):
+        if not records.is_evaluated(member, checkpoint):
             return False
         if config.run.report and not (member / "report" / "index.md").exists():
             return False
     return True
 
 
-def _run(config: Config, title: str, members: list[Path], sources: list[Path], candidates: list[int]) -> int:
+def _run(
+    config: Config, title: str, members: list[Path], sources: list[Path], candidates: list[int], words: str = ""
+) -> int:
     """Train; the record goes to `members`, and the newest readable of the checkpoints comes from `sources`."""
     with _sole_writer(members[0]):
-        enable_cache()
+        if words:
+            _say_first(words)
+        if enable_cache() is None:
+            _say_first("the compile cache cannot be written: every start compiles anew")
         log = _log_to(members[0] / LOG_FILE)
         environment, algorithm = config.environment, config.algorithm
         levels = f" ({', '.join(environment.levels)})" if environment.levels else ""

@@ -332,9 +332,13 @@ class Session:
             saver.wait()
 
     def _evaluate(self, state: PyTree) -> None:
+        """Of each member, unless an earlier start has made it; half of one, as a full disk leaves it, is made anew."""
         self._enter("evaluating")
         learner = evaluation.on_one_device(state.learner)
         for member, seed, steps in zip(self._members, self._seeds, self._member_steps, strict=True):
+            if records.is_evaluated(member, self.outer_step):
+                continue
+            records.cut_back(member / records.EVALUATIONS_FILE, self.outer_step - 1)
             key = evaluation.evaluation_key(self._config.seed + (seed or 0))
             episodes = self._evaluate_jitted(evaluation.take_member(learner, seed), key)
             lines = evaluation.summarise(episodes, steps, self.outer_step)
@@ -343,9 +347,7 @@ class Session:
 
     def _finish(self, trainer: Any, state: PyTree) -> None:
         """The last evaluation and the report, each unless an earlier start has made it."""
-        evaluations = records.read(self._members[0] / records.EVALUATIONS_FILE)
-        if not any(line["outer_step"] == self.outer_step for line in evaluations):
-            self._evaluate(state)
+        self._evaluate(state)
         seconds = max(self.wall_seconds, 1e-9)
         self.closing_words.append(
             f"trained {self.steps:,} steps in {duration(seconds)} "
@@ -355,7 +357,7 @@ class Session:
             if not math.isfinite(loss):
                 self._remark(f"{member.name} has diverged: its loss is not finite")
         members = [records.read(member / records.EVALUATIONS_FILE) for member in self._members]
-        for lines in zip(*(lines[-len(evaluation.MODES) :] for lines in members), strict=True):
+        for lines in zip(*(lines[-len(records.MODES) :] for lines in members), strict=True):
             self.closing_words.append(evaluation.in_words(lines))
         if not self._config.run.report:
             return

@@ -6,6 +6,7 @@ for a training chunk, if the main thread were in it.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -18,7 +19,14 @@ EXIT_FAILED = 1
 EXIT_REFUSED = 2
 EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again
 # A terminal that closes, or a connection that drops, sends SIGHUP; Windows has none.
+# Whoever signals a whole group of processes, as job managers do, reaches this one twice where its parent passes on too.
+_ECHO_SECONDS = 1.0
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+def heeded() -> list[int]:
+    """The signals that stop a run: not those that are ignored by inheritance, as SIGHUP is under nohup."""
+    return [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
 
 
 class Control:
@@ -29,6 +37,7 @@ class Control:
         self.interruptible = threading.Event()  # nothing would be lost by ending at once
         self.interruptible.set()
         self.received = ""  # the signal's name
+        self.received_at = -math.inf  # on the monotonic clock
         self._deadline: float | None = None
 
     @property
@@ -55,7 +64,8 @@ def supervise(
     """Run `work` in a thread and return its exit code; answer SIGINT, SIGTERM and SIGHUP at once.
 
     The first signal asks the work to stop; while it is interruptible, and at a second signal, the process ends at
-    once with EXIT_STOPPED, after `abandon(code)` has put the terminal in order. In a notebook's kernel the process
+    once with EXIT_STOPPED, after `abandon(code)` has put the terminal in order. The same signal within a second of the
+    first is its echo. In a notebook's kernel the process
     lives on: KeyboardInterrupt is raised in place of its end, and the abandoned thread returns when it next looks. Work
     that hangs ends the process with EXIT_FAILED, after `give_up()` has said so.
     """
@@ -63,8 +73,10 @@ def supervise(
     worker = threading.Thread(target=lambda: codes.append(work()), name="training", daemon=True)
 
     def on_signal(number: int, _: FrameType | None) -> None:
-        again = control.stopping
-        control.received = signal.Signals(number).name
+        again, name, now = control.stopping, signal.Signals(number).name, time.monotonic()
+        if again and name == control.received and now - control.received_at < _ECHO_SECONDS:
+            return
+        control.received, control.received_at = name, now
         control.stop.set()
         if again or control.interruptible.is_set():
             abandon(EXIT_STOPPED)
@@ -73,7 +85,7 @@ def supervise(
             os._exit(EXIT_STOPPED)
 
     main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, on_signal) for number in _SIGNALS} if main else {}
+    before = {number: signal.signal(number, on_signal) for number in heeded()} if main else {}
     try:
         worker.start()
         while worker.is_alive():

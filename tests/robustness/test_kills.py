@@ -33,6 +33,17 @@ COMMON = {
     "run.report": "false",
     "run.progress": "none",
 }
+# A chunk, and until a checkpoint that is written in the background lies on the disk.
+SLACK_SECONDS = 2.0
+# Drawn for each run, beside what it has to lose.
+RANDOM = {
+    "seed": range(1000),
+    "algorithm.rollout_length": (4, 8, 16),
+    "algorithm.epochs": (1, 2),
+    "checkpoint.every_seconds": (0.2, 0.5),
+    "run.chunk_seconds": (0.05, 0.2),
+    "environment.autoreset": ("fresh", "pool", "first_state"),
+}
 # Each long enough to be killed several times, and with something else to lose.
 RUNS = {
     "plain": {"total_steps": "600_000", "evaluation.every_steps": "100_000"},
@@ -57,6 +68,7 @@ RUNS = {
         "algorithm.adaptive_batch.window": "3",
         "algorithm.adaptive_batch.burn_in": "1",
         "algorithm.adaptive_batch.span": "interval",
+        "algorithm.rollout_length": "8",
     },
 }
 
@@ -99,13 +111,24 @@ def differences(one: Path, other: Path) -> list[str]:
     return found + [name for name in left if not np.array_equal(left[name], right[name], equal_nan=True)]
 
 
+def lost_training(run: Path) -> float:
+    """Seconds of training in the record that no checkpoint holds."""
+    lines, known = records.read(run / "metrics.jsonl"), checkpoints.steps(run)
+    saved = checkpoints.restore(run, known[-1]).meta["wall_seconds"] if known else 0.0
+    return float(lines[-1]["time/wall_seconds"]) - saved if lines else 0.0
+
+
 @pytest.mark.robustness
 def test_random_kills_lose_nothing(tmp_path, environment, capsys):
     chance = random.Random(SEED)
+    drawn = {name: COMMON | {field: str(chance.choice(values)) for field, values in RANDOM.items()} for name in RUNS}
+    words_of = {
+        name: [word for field, value in (drawn[name] | RUNS[name]).items() for word in (f"--{field}", value)]
+        for name in RUNS
+    }
     whole: dict[str, list[Path]] = {}
     seconds: dict[str, float] = {}
-    for name, fields in RUNS.items():
-        words = [word for field, value in (COMMON | fields).items() for word in (f"--{field}", value)]
+    for name, words in words_of.items():
         for attempt in ("cold", "warm"):  # the second compiles from the cache, as those that are killed do
             folder = tmp_path / f"whole {name} {attempt}"
             began = time.monotonic()
@@ -116,7 +139,7 @@ def test_random_kills_lose_nothing(tmp_path, environment, capsys):
     kills = lost = differing = runs = 0
     while kills < KILLS:
         name = chance.choice(list(RUNS))
-        words = [word for field, value in (COMMON | RUNS[name]).items() for word in (f"--{field}", value)]
+        words, every = words_of[name], float(drawn[name]["checkpoint.every_seconds"])
         folder = tmp_path / f"killed {runs}"
         runs += 1
         process, left = (
@@ -135,8 +158,15 @@ def test_random_kills_lose_nothing(tmp_path, environment, capsys):
             output, _ = process.communicate(timeout=300)
             if process.returncode == 0:
                 break
-            assert process.returncode in (75, -signal.SIGKILL, -signal.SIGTERM), output
             again = members(folder)
+            # Before the command has put its own handler in place SIGTERM is the system's.
+            expected = (75, -signal.SIGKILL) if again else (75, -signal.SIGKILL, -signal.SIGTERM)
+            assert process.returncode in expected, output
+            for run in again:
+                if process.returncode == -signal.SIGKILL:
+                    assert lost_training(run) < every + SLACK_SECONDS, run
+                elif "all is saved" in output:
+                    assert lost_training(run) <= 0.0, run
             complete = len(again) == len(whole[name]) and all((run / "config.yaml").exists() for run in again)
             if not complete:
                 # Killed before its record was begun: there is nothing to resume.

@@ -1,3 +1,4 @@
+import shutil
 from typing import NamedTuple
 
 import jax
@@ -110,6 +111,46 @@ def test_the_best_are_kept_beside_the_newest(tmp_path):
     saver.close()
     assert checkpoints.steps(tmp_path) == [5, 6]
     assert checkpoints.best(tmp_path) == 5
+
+
+def test_fewer_than_the_best_asked_for_are_all_kept(tmp_path):
+    saver = checkpoints.Checkpoints(tmp_path, keep=1, keep_best=3)
+    kept = []
+    for step, score in ((1, 1.0), (2, 5.0), (3, 4.0), (4, 3.0), (5, 0.0)):
+        saver.save(step, {"a": np.ones(2)}, {"score": score})
+        saver.wait()
+        kept.append(checkpoints.steps(tmp_path))
+    saver.close()
+    assert kept == [[1], [1, 2], [1, 2, 3], [2, 3, 4], [2, 3, 4, 5]]
+
+
+def test_a_half_written_checkpoint_is_never_picked(tmp_path):
+    """As kill -9 leaves one: under its passing name, or without one of its two parts."""
+    saver = checkpoints.Checkpoints(tmp_path, keep=3)
+    for step in (1, 2, 3):
+        saver.save(step, checkpoints.to_host(make_state(step)), {})
+    saver.wait()
+    saver.close()
+    folder = tmp_path / "checkpoints"
+    (folder / "3").rename(folder / "3.orbax-checkpoint-tmp-99")
+    shutil.rmtree(folder / "2" / "state")
+    assert checkpoints.steps(tmp_path) == [1]
+    assert checkpoints.restore(tmp_path, checkpoints.steps(tmp_path)[-1]).leaves
+
+
+def test_flipped_bits_are_found(tmp_path):
+    """TensorStore restores them without a word."""
+    saver = checkpoints.Checkpoints(tmp_path, keep=1)
+    saver.save(1, {"weights": np.random.default_rng(0).normal(size=10_000)}, {"steps": 3})
+    saver.wait()
+    saver.close()
+    assert checkpoints.restore(tmp_path, 1).meta == {"steps": 3}
+    largest = max((tmp_path / "checkpoints" / "1" / "state").rglob("*"), key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+    with pytest.raises(RunError, match=r"cannot be read \((the disk has changed weights|.*)\)"):
+        checkpoints.restore(tmp_path, 1)
 
 
 def test_without_scores_there_is_no_best(tmp_path):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -53,24 +54,33 @@ def test_a_signal_during_the_compilation_ends_the_process_at_once(tmp_path, name
     assert f"stopped by {name} at once; nothing is saved yet" in output
 
 
-def test_a_second_signal_does_not_wait_for_the_chunk(tmp_path):
-    child = start(
+def within_a_chunk(tmp_path, seconds: int, first: str = "") -> subprocess.Popen:
+    """A process in the middle of its first chunk, which takes so many seconds."""
+    return start(
         tmp_path,
         """
+        FIRST
         def lower_chunk(self, state):
             lowered = super().lower_chunk(state)
 
-            class Never:
+            class Late:
                 def compile(self):
+                    compiled = lowered.compile()
+
                     def chunk(state, outer_steps):
                         print("here", flush=True)
-                        time.sleep(300)
+                        time.sleep(SECONDS)
+                        return compiled(state, outer_steps)
 
                     return chunk
 
-            return Never()
-        """,
+            return Late()
+        """.replace("SECONDS", str(seconds)).replace("FIRST", first),
     )
+
+
+def test_a_second_signal_does_not_wait_for_the_chunk(tmp_path):
+    child = within_a_chunk(tmp_path, 300)
     child.send_signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):
         child.wait(timeout=2)  # it would finish the chunk and save
@@ -78,6 +88,31 @@ def test_a_second_signal_does_not_wait_for_the_chunk(tmp_path):
     output, _ = child.communicate(timeout=30)
     assert child.returncode == 75
     assert "stopped by SIGINT at once" in output
+
+
+def test_nohup_is_heeded(tmp_path):
+    """A signal that was ignored when the run began stays ignored: the terminal may close."""
+    child = within_a_chunk(tmp_path, 3, first="import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)")
+    child.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    child.send_signal(signal.SIGTERM)
+    output, _ = child.communicate(timeout=60)
+    assert child.returncode == 75
+    assert "stopped by SIGTERM after" in output
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_an_echo_of_the_signal_is_no_second_one(tmp_path, name):
+    """As where a group of processes is signalled, and one of them passes it on to another."""
+    child = within_a_chunk(tmp_path, 3)
+    child.send_signal(getattr(signal, name))
+    time.sleep(0.3)
+    child.send_signal(getattr(signal, name))
+    output, _ = child.communicate(timeout=60)
+    assert child.returncode == 75
+    assert "at once" not in output
+    (run,) = (tmp_path / "runs").iterdir()
+    assert checkpoints.steps(run)
 
 
 def test_a_full_disk_is_told_in_words(config, trainers, monkeypatch, capsys):

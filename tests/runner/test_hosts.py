@@ -104,19 +104,30 @@ def child_of(process: subprocess.Popen) -> int:
     return int(found.stdout.split()[0])
 
 
+def test_one_that_waits_for_the_others_says_so_and_can_be_stopped(tmp_path):
+    waiting, other = start_two(["train", "cartpole", *flags(), "--run.folder", str(tmp_path)])
+    other.kill()
+    other.communicate()
+    assert "waiting for the other processes of this run at localhost:" in waiting.stderr.readline()
+    waiting.send_signal(signal.SIGTERM)
+    ((code, _, errors),) = ends([waiting], 30)
+    assert (code, errors) == (75, "stopped by a signal\n")
+
+
 @pytest.mark.slow
-def test_a_process_that_dies_ends_the_run_and_a_signal_to_one_stops_both(tmp_path):
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_process_that_dies_ends_the_run_and_a_signal_to_one_stops_both(tmp_path, dead):
     """kill -9 of one, resume, SIGTERM of the other: nothing is lost and no outer step recorded twice."""
     words = flags(total_steps="10_000_000", checkpoint__every_seconds="0.5", run__chunk_seconds="0.2")
     processes = start_two(["train", "cartpole", *words, "--run.folder", str(tmp_path)])
     wait_for(lambda: any(checkpoints.steps(run) for run in tmp_path.iterdir()), 120)
     run = only_run(tmp_path)
-    os.kill(child_of(processes[1]), signal.SIGKILL)
+    os.kill(child_of(processes[dead]), signal.SIGKILL)
     began = time.monotonic()
     codes = ends(processes, 60)
     assert time.monotonic() - began < 60
     assert [code for code, _, _ in codes] == [1, 1]
-    assert "another" in codes[0][2]
+    assert "another" in codes[1 - dead][2]
     assert "resume" in codes[0][2]
     assert "resume" in codes[1][2]
 

@@ -154,8 +154,8 @@ def test_parts_are_what_they_say():
     state = trainer.init(jax.random.key(0))
     assert plan.environments == sum(leaf.nbytes for leaf in jax.tree.leaves(state.actors))
     assert plan.observations == 512 * 32 * 4 * 4
-    # action, log-probability, value, final value, reward: 4 bytes each; two logits; four flags; the last values
-    assert plan.trajectory == 512 * 32 * (5 * 4 + 2 * 4 + 4) + 512 * 4
+    # log-probability, value, final value, reward: 4 bytes each; two logits; the action and four flags; the last values
+    assert plan.trajectory == 512 * 32 * (4 * 4 + 2 * 4 + 5) + 512 * 4
     assert plan.total < plan.environments + plan.learner + plan.observations + plan.trajectory + plan.metrics + (
         plan.collecting + plan.learning
     )
@@ -197,15 +197,14 @@ def test_an_accelerator_takes_a_minibatch_at_once():
 
 
 def test_sizes_are_read_and_written():
-    assert [read_size(text) for text in ("80GB", "80 gb", "1.5GiB", "512M", "2e9", "100")] == [
+    assert [read_size(text) for text in ("80GB", "80 gb", "1.5GiB", "512M", "2e9")] == [
         80 * 10**9,
         80 * 10**9,
         3 * 2**29,
         512 * 10**6,
         2 * 10**9,
-        100,
     ]
-    for bad in ("", "GB", "80 apples", "-3GB", "0", "1e400", "1.2.3GB", "inf"):
+    for bad in ("", "GB", "80 apples", "-3GB", "0", "1e400", "1.2.3GB", "inf", "80", "1e99TB"):
         with pytest.raises(ValueError, match="written as 80GB"):
             read_size(bad)
     assert [in_words(size) for size in (999, 56_623_104, 7_841_580_000, 25_300_000_000, 10**12)] == [

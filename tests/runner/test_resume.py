@@ -2,7 +2,10 @@
 
 import dataclasses
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -53,6 +56,7 @@ LENGTHS = AdaptiveBatchConfig(
     smoothing=0.5,
     span="interval",
 )
+UNMEASURED = {name: getattr(AdaptiveBatchConfig(), name) for name in ("low", "high", "window", "burn_in", "span")}
 FAMILIES = {
     "ppo": family("gymnax/CartPole-v1", {"schedule": "warmup_cosine"}),
     "ppo-ewma, normalised, continuous": family(
@@ -62,6 +66,7 @@ FAMILIES = {
             "reference": ReferenceConfig(center_of_mass=8.0),
             "advantage_center_of_mass": 2.0,
             "schedule": "linear",
+            "adaptive_batch": replace(LENGTHS, **UNMEASURED, driver="noise_scale"),
         },
         NORMALISED,
     ),
@@ -74,12 +79,19 @@ FAMILIES = {
         {"autoreset": "first_state"},
         layer_norm=True,
     ),
-    "images": family("gymnax/Breakout-MinAtar", name="minatar_cnn"),
+    "images, scheduled": family(
+        "gymnax/Breakout-MinAtar",
+        {"adaptive_batch": replace(LENGTHS, **UNMEASURED, driver="schedule")},
+        name="minatar_cnn",
+    ),
     "population": replace(family("gymnax/CartPole-v1"), seeds=2, changes=("algorithm.clip=0.1@300",)),
 }
 SLOW_FAMILIES = {
     "brax": family("brax/ant", environment=NORMALISED),
-    "kinetix": family("kinetix/s", environment={"observation": "flat"}),
+    "brax, adaptive": family("brax/hopper", {"adaptive_batch": replace(LENGTHS, driver="kl", span="update")}),
+    "kinetix, entities": family("kinetix/s", name="entity_transformer", shared=True),
+    "kinetix, a level": family("kinetix/m", environment={"observation": "flat", "levels": ("m/h3_car_thrust",)}),
+    "kinetix, tasks": family("kinetix/locomotion", environment={"observation": "flat", "num_tasks": 4}),
 }
 
 
@@ -88,56 +100,105 @@ def first_keys(config: Config) -> jax.Array:
     return keys if config.seeds > 1 else keys[0]
 
 
-def check_family(config: Config, path) -> None:
-    """10 outer steps against 4, a checkpoint, a new trainer, and 6."""
+def until_four(config: Config, path: Path) -> None:
+    """10 outer steps, and 4 with a checkpoint after them."""
     trainer = make_train(config)
     whole, metrics = trainer.chunk(trainer.init(first_keys(config)), 10)
-    whole, metrics = checkpoints.to_host(whole), jax.tree.map(np.asarray, metrics)
     state, _ = trainer.chunk(trainer.init(first_keys(config)), 4)
-    path.mkdir()
+    path.mkdir(parents=True)
+    config_io.save(config, path / "config.yaml")
+    keep_arrays(path / "whole.npz", whole, {name: column[..., 4:10] for name, column in metrics.items()})
     saver = checkpoints.Checkpoints(path, keep=1)
     saver.save(4, checkpoints.to_host(state), {})
     saver.wait()
     saver.close()
-    later = make_train(config)
-    state = checkpoints.from_host(later.init(first_keys(replace(config, seed=9))), checkpoints.restore(path, 4).leaves)
-    state, rest = later.chunk(state, 6)
-    np.testing.assert_equal(checkpoints.to_host(state), whole)
-    for name, column in metrics.items():
-        np.testing.assert_array_equal(column[..., 4:10], np.asarray(rest[name])[..., :6], err_msg=name)
+
+
+def from_four(path: Path) -> None:
+    """The other 6, by whoever comes."""
+    config = config_io.load(path / "config.yaml")
+    trainer = make_train(config)
+    state = checkpoints.from_host(
+        trainer.init(first_keys(replace(config, seed=9))), checkpoints.restore(path, 4).leaves
+    )
+    state, metrics = trainer.chunk(state, 6)
+    keep_arrays(path / "later.npz", state, {name: column[..., :6] for name, column in metrics.items()})
+
+
+def keep_arrays(path: Path, state: object, metrics: dict) -> None:
+    np.savez(path, **{f"state{name}": leaf for name, leaf in checkpoints.to_host(state).items()}, **metrics)
+
+
+def in_a_new_process(folder: Path, families: dict[str, Config]) -> Path:
+    """The folder of all families' two halves, of which another process takes the second."""
+    for name, config in families.items():
+        until_four(config, folder / name)
+    program = """
+import sys
+from pathlib import Path
+import tests.conftest
+from tests.runner.test_resume import from_four
+
+for folder in Path(sys.argv[1]).iterdir():
+    from_four(folder)
+"""
+    subprocess.run([sys.executable, "-c", program, str(folder)], check=True, cwd=Path(__file__).parents[2])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory):
+    return in_a_new_process(tmp_path_factory.mktemp("halves"), FAMILIES)
+
+
+@pytest.fixture(scope="module")
+def slow_halves(tmp_path_factory):
+    return in_a_new_process(tmp_path_factory.mktemp("halves"), SLOW_FAMILIES)
+
+
+def assert_ten_are_four_and_six(folder: Path) -> None:
+    whole, later = np.load(folder / "whole.npz"), np.load(folder / "later.npz")
+    assert set(whole) == set(later)
+    for name in whole:
+        np.testing.assert_array_equal(whole[name], later[name], err_msg=name)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_four_outer_steps_a_checkpoint_and_six_are_ten(name, tmp_path):
-    check_family(FAMILIES[name], tmp_path / "run")
+def test_four_outer_steps_a_new_process_and_six_are_ten(name, halves):
+    assert_ten_are_four_and_six(halves / name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW_FAMILIES)
-def test_so_are_they_with_physics(name, tmp_path):
-    check_family(SLOW_FAMILIES[name], tmp_path / "run")
+def test_so_are_they_with_physics(name, slow_halves):
+    assert_ten_are_four_and_six(slow_halves / name)
 
 
 def test_saved_on_eight_devices_it_goes_on_with_any_number(tmp_path):
-    """The state is the same everywhere; one device, which adds up as eight do, shows that it goes on."""
-    config = replace(FAMILIES["ppo"], devices=DevicesConfig(count=8, exact_reduction=True))
+    """Through the disk; with exact reduction four, two and one go on as the eight do."""
+    nothing = MonitorsConfig(
+        samples=16_384, kl=False, behavioural_divergence=False, outer_step=False, noise_scale=False
+    )
+    config = replace(FAMILIES["ppo"], devices=DevicesConfig(count=8, exact_reduction=True), monitors=nothing)
     trainer = make_train(config)
     state, _ = trainer.chunk(trainer.init(jax.random.key(0)), 2)
-    saved = checkpoints.to_host(state)
+    saver = checkpoints.Checkpoints(tmp_path, keep=1)
+    saver.save(2, checkpoints.to_host(state), {})
+    saver.wait()
+    saver.close()
     state, _ = trainer.chunk(state, 1)
     after = checkpoints.to_host(state)
     for count in (4, 2, 1):
         fewer = make_train(replace(config, devices=replace(config.devices, count=count)))
-        state = checkpoints.from_host(fewer.init(jax.random.key(1)), saved)
-        np.testing.assert_equal(checkpoints.to_host(state), saved)
-    state, _ = fewer.chunk(state, 1)
-    np.testing.assert_equal(checkpoints.to_host(state), after)
+        state = checkpoints.from_host(fewer.init(jax.random.key(1)), checkpoints.restore(tmp_path, 2).leaves)
+        state, _ = fewer.chunk(state, 1)
+        np.testing.assert_equal(checkpoints.to_host(state), after)
 
 
-@pytest.mark.parametrize("start", [2**31 - 64, 2**32 - 64, 10**12], ids=["2^31", "2^32", "10^12"])
+@pytest.mark.parametrize("start", [2**31 - 1, 2**31 - 64, 2**32 - 64, 10**12 - 1, 2**53 - 1])
 def test_steps_are_counted_exactly(start):
     """A run that had taken so many steps goes on counting in the metrics from which the record is written."""
-    trainer = make_train(replace(FAMILIES["ppo"], total_steps=2 * 10**12))
+    trainer = make_train(replace(FAMILIES["ppo"], total_steps=2**54))
     state = trainer.init(jax.random.key(0))._replace(steps=counters.init(start))
     _, metrics = trainer.chunk(state, 3)
     rows = list(records.raw_rows(jax.tree.map(np.asarray, metrics)))

@@ -201,6 +201,28 @@ def test_members_of_a_population_are_runs_of_their_own(config, trainers, tmp_pat
     assert metrics(members[0]) != metrics(members[1])
 
 
+@pytest.mark.parametrize("left", [0, 1], ids=["none", "half of it"])
+def test_a_member_whose_last_evaluation_is_missing_is_evaluated(config, trainers, left):
+    """As where a signal came between two members' evaluations, or the disk was full."""
+    config = dataclasses.replace(config, seeds=2)
+    assert runner.train(config, "x") == 0
+    first, second = sorted(Path(config.run.folder).iterdir())
+    whole = [records.read(member / "evaluations.jsonl") for member in (first, second)]
+    lines = (second / "evaluations.jsonl").read_text().splitlines(keepends=True)
+    (second / "evaluations.jsonl").write_text("".join(lines[:left]))
+    assert runner.resume(first) == 0
+    assert [records.read(member / "evaluations.jsonl") for member in (first, second)] == whole
+
+
+def test_a_population_that_cannot_be_read_is_refused(config, trainers):
+    config = dataclasses.replace(config, seeds=2)
+    assert runner.train(config, "x") == 0
+    member = next(Path(config.run.folder).iterdir())
+    (member / "population.json").write_text("")
+    with pytest.raises(RunError, match=r"population.json cannot be read"):
+        runner.resume(member)
+
+
 def test_evaluations_come_when_due_and_change_nothing(config, trainers, tmp_path):
     assert runner.train(config, "x") == 0
     often = replace(config, run={"folder": str(tmp_path / "often")}, evaluation={"every_steps": 200, "episodes": 2})
