@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from purejaxrl_scale.config import (
+    AdaptiveBatchConfig,
     AlgorithmConfig,
     Config,
     DevicesConfig,
@@ -48,6 +49,31 @@ RECURRENT = replace(
     network=NetworkConfig(widths=(32,), recurrent=True, hidden_size=16, segment_length=4),
     algorithm=AlgorithmConfig(rollout_length=8, minibatch_size=256, epochs=2),
 )
+
+CONVOLUTION = replace(
+    PQN,
+    total_steps=10 * 16 * 8,
+    environment=EnvironmentConfig(name="gymnax/Breakout-MinAtar", num_envs=16),
+    network=NetworkConfig(name="minatar_cnn", widths=(16,)),
+    algorithm=AlgorithmConfig(rollout_length=8, minibatch_size=64, epochs=1),
+)
+ADAPTIVE = replace(
+    SUMMING,
+    algorithm=AlgorithmConfig(
+        rollout_length=8,
+        minibatch_size=128,
+        epochs=1,
+        adaptive_batch=AdaptiveBatchConfig(
+            driver="kl", minimum=4, maximum=8, low=1e-6, high=1e-2, every=1, window=3, burn_in=1
+        ),
+    ),
+)
+BRAX = replace(
+    SUMMING,
+    environment=replace(SUMMING.environment, name="brax/inverted_pendulum", num_envs=16),
+    algorithm=AlgorithmConfig(rollout_length=8, minibatch_size=64, epochs=1),
+)
+OTHERS = {"pqn": PQN, "recurrent": RECURRENT, "convolution": CONVOLUTION, "adaptive": ADAPTIVE, "brax": BRAX}
 
 
 def after(config: Config, count: int, outer_steps: int, exact: bool = False) -> dict[str, np.ndarray]:
@@ -97,9 +123,10 @@ def test_ten_exact_outer_steps_end_in_the_same_bits_on_any_number_of_devices(cou
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [PQN, RECURRENT], ids=["pqn", "recurrent"])
+@pytest.mark.parametrize("family", OTHERS)
 @pytest.mark.parametrize("count", [2, 8])
-def test_so_do_other_families(count, config):
+def test_so_do_other_families(count, family):
+    config = OTHERS[family]
     assert_same_bits(after(config, count, 10, exact=True), after(config, 1, 10, exact=True))
 
 

@@ -99,7 +99,7 @@ def test_train_refuses_what_cannot_fit_before_it_makes_a_folder(tmp_path, capsys
     assert cli.main(["train", "cartpole", "--devices.count", "1"]) == 2
     error = " ".join(capsys.readouterr().err.split())
     assert re.search(
-        r"the run needs \d+ MB on each of 1 device\(s\) with JAX and its compiler, which have 4.00 MB", error
+        r"the run needs \d+\.\d MB on each of 1 device\(s\) with JAX and its compiler, which have 4.00 MB", error
     )
     assert "--algorithm.rollout_length 64 needs" in error
     assert not list(tmp_path.iterdir())
