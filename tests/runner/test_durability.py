@@ -20,7 +20,10 @@ def start(tmp_path, body: str, **options) -> subprocess.Popen:
     """A process that trains a toy whose class is changed by `body`, and prints a line when it has come so far."""
     program = textwrap.dedent(
         """
-        import sys, time
+        import signal, sys, time
+        # Whoever runs the tests in the background may have had these ignored, and that would be heeded.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         import jax
         from tests.runner.conftest import ToyTrainer, toy_config
         import purejaxrl_scale.train
@@ -92,7 +95,7 @@ def test_a_second_signal_does_not_wait_for_the_chunk(tmp_path):
 
 def test_nohup_is_heeded(tmp_path):
     """A signal that was ignored when the run began stays ignored: the terminal may close."""
-    child = within_a_chunk(tmp_path, 3, first="import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)")
+    child = within_a_chunk(tmp_path, 3, first="signal.signal(signal.SIGHUP, signal.SIG_IGN)")
     child.send_signal(signal.SIGHUP)
     time.sleep(0.3)
     child.send_signal(signal.SIGTERM)
