@@ -44,7 +44,8 @@ def choose(arguments: list[str], command: str, options: Mapping[Field, str] | No
         usage = f"{PROGRAM} {command} {experiment.name if is_named else '[EXPERIMENT]'}"
         _show_fields(experiment, default, usage, options)
         return None
-    config, faults = override(default, flags.overrides)
+    scaled_to = override(default, flags.overrides)[0].scaling.num_envs
+    config, faults = override(experiment.at_scale(default, scaled_to), flags.overrides)
     # A field that was not read, or is what a misspelt flag may have meant, holds no value of the user's own: rules
     # that name it are not judged yet.
     unread = _named_in(faults) | (_named_in(flags.faults) - set(flags.overrides))
@@ -73,6 +74,9 @@ def _show_fields(experiment: Experiment, default: Config, usage: str, options: M
     parts = [f"{experiment.name}: {experiment.description}"]
     if experiment.presets:
         parts.append(f"Presets (--preset NAME): {', '.join(experiment.presets)}")
+    if experiment.scales:
+        counts = ", ".join(f"{count:,}" for count in experiment.scales)
+        parts.append(f"Settings of its own for --scaling.num-envs {counts}")
     if options:
         parts.append("; ".join(f"--{option.name}: {meaning}" for option, meaning in options.items()))
     parts.append(f"Other experiments: {', '.join(names())}, or a Python file of your own.")

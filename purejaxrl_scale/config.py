@@ -233,6 +233,37 @@ class ScalingConfig:
 
 
 @dataclass(frozen=True)
+class CurriculumConfig:
+    """Which levels are played."""
+
+    name: Literal["none", "uniform", "sfl", "plr"] = "none"
+    """Who chooses: each environment as environment.autoreset says; or a curriculum, under which an episode that ends
+    begins again on its level: fresh levels for all (domain randomisation), Sampling For Learnability (Rutherford et al.
+    2024, arXiv 2408.15099) or Prioritised Level Replay (Jiang et al. 2021, arXiv 2010.03934)."""
+    new_levels: Literal["outer_step", "episode"] = "outer_step"
+    """When an assigned level begins: at once, as in the papers, or after the episode that is under way."""
+    share: float = 0.5
+    """SFL, PLR: share of the environments that play levels of the buffer, the rest fresh ones."""
+    buffer_size: int = 1024
+    """SFL, PLR: levels kept."""
+    candidates: int = 12_288
+    """SFL: fresh levels of which the buffer_size most learnable are kept."""
+    search_length: int = 512
+    """SFL: steps that each candidate is played for."""
+    search_batch: int = 4096
+    """SFL: candidates played at once over all devices; it changes speed and memory alone."""
+    every: int = 128
+    """SFL: outer steps from one search to the next."""
+    online: bool = False
+    """SFL: count training episodes on the buffer's levels as attempts too, and draw levels in proportion to their
+    learnability; otherwise uniformly."""
+    temperature: float = 0.3
+    """PLR: levels are drawn in proportion to rank^(-1 / temperature)."""
+    staleness: float = 0.3
+    """PLR: weight of the time since a level was last played."""
+
+
+@dataclass(frozen=True)
 class MonitorsConfig:
     """What is measured of the outer loop. Learning does not depend on it, rounding apart."""
 
@@ -263,6 +294,7 @@ class Config:
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
     monitors: MonitorsConfig = field(default_factory=MonitorsConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

@@ -28,6 +28,12 @@ def add(counter: Counter, amount: int | jax.Array) -> Counter:
     return Counter(counter.high + (low < amount).astype(jnp.uint32), low)
 
 
+def plus(counter: Counter, amount: int) -> Counter:
+    """`counter + amount` for an amount known beforehand, which may exceed 2³²."""
+    low = add(counter, amount & 0xFFFFFFFF)
+    return low._replace(high=low.high + jnp.uint32(amount >> 32))
+
+
 def subtract(counter: Counter, other: Counter) -> Counter:
     """`counter - other`, or 0 where that would be negative."""
     borrow = (counter.low < other.low).astype(jnp.uint32)

@@ -159,6 +159,23 @@ def _in_turns(jaxpr: Jaxpr) -> Callable[..., list[jax.Array]]:
     return mapped
 
 
+def shard_count() -> int:
+    """Into how many parts `shard_index` numbers the environments."""
+    devices = jax.lax.axis_size(DEVICE_AXIS) if is_bound(DEVICE_AXIS) else 1
+    return devices * (jax.lax.axis_size(SHARD_AXIS) if is_bound(SHARD_AXIS) else 1)
+
+
+def gathered(tree: Tree) -> Tree:
+    """What all devices hold, joined along the first axis in the order of `shard_index`."""
+
+    def one(leaf: jax.Array) -> jax.Array:
+        for axis in (SHARD_AXIS, DEVICE_AXIS):
+            leaf = jax.lax.all_gather(leaf, axis, tiled=True) if is_bound(axis) else leaf
+        return leaf
+
+    return jax.tree.map(one, tree)
+
+
 def global_total(local: Callable[[], Tree]) -> Tree:
     """The sum over devices of `local()`, a sum over what a device holds; or of what each logical shard holds, in order.
 

@@ -1,8 +1,9 @@
 """Named experiments: Python files that build a Config, found from any working directory. No JAX.
 
 An experiment file has a docstring, `CONFIG = Config(...)` and, if it likes, `PRESETS`: named sets of overrides by
-dotted field names, such as `{"cpu": {"environment.num_envs": 64}}`. It imports nothing but `purejaxrl_scale.config`.
-Scripts that draw figures stand beside them; they set no CONFIG.
+dotted field names, such as `{"cpu": {"environment.num_envs": 64}}`; and `SCALES`: sets of overrides by the number of
+environments that it is scaled to, such as `{65_536: {"curriculum.every": 32}}`. It imports nothing but
+`purejaxrl_scale.config`. Scripts that draw figures stand beside them; they set no CONFIG.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Experiment(NamedTuple):
     description: str
     config: Config
     presets: dict[str, dict[str, object]]  # preset -> dotted field -> value
+    scales: dict[int, dict[str, object]]  # scaling.num_envs -> dotted field -> value
 
     @property
     def summary(self) -> str:
@@ -46,6 +48,10 @@ class Experiment(NamedTuple):
             hint = did_you_mean(preset, self.presets)
             raise ConfigError([f"experiment {self.name} has no preset {preset!r}: {hint}"])
         return replace(self.config, self.presets[preset])
+
+    def at_scale(self, config: Config, num_envs: int) -> Config:
+        """The config with what the experiment says of so many environments; as it is where it says nothing."""
+        return replace(config, self.scales[num_envs]) if num_envs in self.scales else config
 
 
 def folder() -> Path:
@@ -110,13 +116,25 @@ def _read(name: str, path: Path) -> Experiment:
     presets = getattr(module, "PRESETS", {})
     if not isinstance(presets, Mapping) or not all(isinstance(preset, Mapping) for preset in presets.values()):
         raise ConfigError([f"{path}: PRESETS must map names to overrides, as in {{'cpu': {{'total_steps': 1000}}}}"])
+    scales = getattr(module, "SCALES", {})
+    if not isinstance(scales, Mapping) or not all(
+        isinstance(count, int) and isinstance(row, Mapping) for count, row in scales.items()
+    ):
+        raise ConfigError([f"{path}: SCALES must map numbers to overrides, as in {{65_536: {{'total_steps': 1000}}}}"])
     try:
         # A user's file may say total_steps=1e6; through the one coercion it becomes a whole number or is refused.
         config = from_dict(to_dict(config))
     except ConfigError as fault:
         raise ConfigError([f"{path}: {problem}" for problem in fault.problems]) from None
     description = (module.__doc__ or "").strip()
-    return Experiment(name, path, description, config, {key: dict(preset) for key, preset in presets.items()})
+    return Experiment(
+        name,
+        path,
+        description,
+        config,
+        {key: dict(preset) for key, preset in presets.items()},
+        {count: dict(row) for count, row in scales.items()},
+    )
 
 
 def _execute(name: str, path: Path) -> ModuleType:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from purejaxrl_scale.devices import common_bound, only_where, shard_index
 from purejaxrl_scale.environments import autoreset
 from purejaxrl_scale.environments.autoreset import Start
 from purejaxrl_scale.environments.interface import ActionSpace, Box, Discrete, Environment, PyTree
+from purejaxrl_scale.environments.levels import unknown
 from purejaxrl_scale.environments.statistics import (
     EpisodeStatistics,
     Moments,
@@ -40,12 +41,13 @@ class Actors(NamedTuple):
     """The environments of one device, and everything else that goes with each of them."""
 
     start: Start  # the current observation and state, [N, ...]
-    first_start: Start | tuple[()]  # each environment's own first start, [N, ...], where autoreset is first_state
+    first_start: Start | tuple[()]  # where each environment's episodes begin, [N, ...], if always at the same start
     is_first: jax.Array  # bool[N], whether the current observation begins an episode
     memory: PyTree  # the recurrent state before the current observation, [N, ...]; () for feed-forward networks
     countdown: jax.Array  # i32[N], steps until an artificial end of the first episode; negative once it is over
     episodes: EpisodeStatistics  # [N]
     discounted_return: jax.Array  # f32[N], for reward normalisation
+    levels: Any  # Levels [N], those of first_start, where a curriculum assigns them; else ()
 
 
 class Trajectory(NamedTuple):
@@ -61,10 +63,19 @@ class Trajectory(NamedTuple):
     truncated: jax.Array  # bool[T, N]
     valid: jax.Array  # bool[T, N], False where physics broke: kept out of gradients and normalisers
     is_first: jax.Array  # bool[T, N], whether the observation begins an episode
+    success: PyTree  # bool[T, N], whether the step reached the goal; () where no curriculum asks
     policy: Distribution | tuple[()]  # [T, N, ...], the behaviour policy; () where nothing compares it with the new one
     memory: PyTree  # [T / segment, N, ...], the recurrent state before each segment
     last_value: jax.Array  # f32[N], of the observation at which it stopped
     length: int | jax.Array  # steps: int where all rollouts have one length, i32[] where it adapts
+
+
+class Behaviour(NamedTuple):
+    """The policy that acts."""
+
+    params: PyTree
+    normalise: Callable[[PyTree], PyTree]  # raw observations to what the network sees
+    behave: Callable[[Distribution], Distribution]  # the network's policy to the one that explores
 
 
 class Simulation(NamedTuple):
@@ -78,6 +89,11 @@ class Simulation(NamedTuple):
     def action_space(self) -> ActionSpace:
         """What the environment takes."""
         return self.environment.action_space
+
+    @property
+    def restarts(self) -> autoreset.Mode:
+        """What follows the end of an episode: under a curriculum the level that it has assigned."""
+        return "first_state" if self.config.curriculum.name != "none" else self.config.environment.autoreset
 
     def unroll(
         self, moments: Moments | tuple[()], params: PyTree, memory: PyTree, observation: PyTree, is_first: jax.Array
@@ -116,12 +132,13 @@ def init_actors(simulation: Simulation, pool: Start | tuple[()], key: jax.Array,
         countdown = jax.vmap(lambda key: jax.random.randint(key, (), 1, environment.max_episode_steps))(phases)
     return Actors(
         start=start,
-        first_start=start if options.autoreset == "first_state" else (),
+        first_start=start if simulation.restarts == "first_state" else (),
         is_first=jnp.ones(num_local, bool),
         memory=simulation.network.initial_memory(num_local),
         countdown=countdown,
         episodes=init_episodes(num_local, logged=not options.staggered),
         discounted_return=jnp.zeros(num_local),
+        levels=unknown(num_local) if simulation.config.curriculum.name != "none" else (),
     )
 
 
@@ -144,14 +161,25 @@ def collect(
     config, network = simulation.config, simulation.network
     segment, num_local = config.segment_length, actors.is_first.shape[0]
     block = config.environment.block_size or num_local
-    fixed = {"first_start": actors.first_start, "discounted_return": actors.discounted_return}
+    fixed = {
+        "first_start": actors.first_start,
+        "discounted_return": actors.discounted_return,
+        "levels": actors.levels,
+    }
 
     @jax.jit
     def step(actors, first_row, time):
         step_key = jax.random.fold_in(key, time.astype(jnp.uint32))
         first_start = rows_from(fixed["first_start"], first_row, block)
         actors, (row, sums) = _step(
-            simulation, params, normalise, behave, pool, actors, first_start, step_key, first_row, num_local
+            simulation,
+            Behaviour(params, normalise, behave),
+            pool,
+            actors,
+            first_start,
+            step_key,
+            first_row,
+            num_local,
         )
         return actors, row, jax.tree.map(lambda leaf: jnp.sum(leaf, dtype=leaf.dtype), sums)
 
@@ -178,7 +206,7 @@ def collect(
             0, num_local // block, lambda number, carry: of_block(time, number * block, carry), carry
         )
 
-    moving = actors._replace(first_start=(), discounted_return=())
+    moving = actors._replace(first_start=(), discounted_return=(), levels=())
     _, row, sums = jax.eval_shape(step, rows_from(moving, jnp.int32(0), block), jnp.int32(0), jnp.int32(0))
     rows = _buffers(row, config.longest_rollout, num_local)
     memory = _buffers(actors.memory, config.longest_rollout // segment, num_local)
@@ -196,6 +224,43 @@ def collect(
         last_value = jax.lax.map(value_of_block, jnp.arange(0, num_local, block, dtype=jnp.int32)).reshape(num_local)
     trajectory = Trajectory(**rows, memory=memory, last_value=last_value, length=length)
     return moving._replace(**fixed), _without_the_rest(trajectory) if config.adapts else trajectory, sums
+
+
+def attempt(
+    simulation: Simulation,
+    behaviour: Behaviour,
+    start: Start,
+    key: jax.Array,
+    first_row: jax.Array,
+    num_local: int,
+    length: int,
+) -> tuple[jax.Array, jax.Array]:
+    """Starts [B, ...] played for `length` steps, again and again -> episodes that ended, and those solved, i32[B].
+
+    Start i is played with the keys of environment `first_row` + i of this device's `num_local`. Episodes that broken
+    physics ended do not count.
+    """
+    count = jax.tree.leaves(start)[0].shape[0]
+    none = jnp.zeros(count, jnp.int32)
+    actors = Actors(
+        start=start,
+        first_start=(),
+        is_first=jnp.ones(count, bool),
+        memory=simulation.network.initial_memory(count),
+        countdown=jnp.full(count, -1, jnp.int32),
+        episodes=init_episodes(count),
+        discounted_return=jnp.zeros(count),
+        levels=(),
+    )
+
+    def step(time, carry):
+        actors, ended, solved = carry
+        step_key = jax.random.fold_in(key, time.astype(jnp.uint32))
+        actors, (row, _) = _step(simulation, behaviour, (), actors, start, step_key, first_row, num_local)
+        over = (row["terminated"] | row["truncated"]) & row["valid"]
+        return actors, ended + over, solved + (over & row["success"])
+
+    return jax.lax.fori_loop(0, length, step, (actors, none, none))[1:]
 
 
 def _buffers(row: PyTree, length: int, num_local: int) -> PyTree:
@@ -231,10 +296,8 @@ def stopped(trajectory: Trajectory) -> jax.Array:
 
 def _step(
     simulation: Simulation,
-    params,
-    normalise,
-    behave,
-    pool,
+    behaviour: Behaviour,
+    pool: Start | tuple[()],
     actors: Actors,
     first_start: Start | tuple[()],
     key: jax.Array,
@@ -246,6 +309,7 @@ def _step(
     -> (actors, (the trajectory's row, sums over ended episodes)), all [block, ...].
     """
     environment, network, options = simulation.environment, simulation.network, simulation.config.environment
+    params, normalise, behave = behaviour
     count = actors.is_first.shape[0]
     rows = first_row + jnp.arange(count, dtype=jnp.int32)
     action_key, dynamics_key, reset_key = jax.random.split(key, 3)
@@ -281,7 +345,7 @@ def _step(
     sums["environment/nan_resets"] = jnp.sum(broken, dtype=jnp.uint32)
     start = autoreset.restart(
         environment,
-        options.autoreset,
+        simulation.restarts,
         pool,
         first_start,
         ended,
@@ -299,6 +363,7 @@ def _step(
         "truncated": truncated,
         "valid": ~broken,
         "is_first": actors.is_first,
+        "success": timestep.outcome["success"] > 0.0 if simulation.config.curriculum.name == "sfl" else (),
         "policy": policy if simulation.config.compares_policies else (),
     }
     actors = actors._replace(

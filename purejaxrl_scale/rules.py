@@ -11,6 +11,7 @@ from typing import Literal
 from purejaxrl_scale.batch_rules import broken_batch_rules, neighbours
 from purejaxrl_scale.config import Config
 from purejaxrl_scale.config_io import get
+from purejaxrl_scale.curriculum_rules import broken_curriculum_rules
 from purejaxrl_scale.environments import catalogue, kinetix_catalogue
 from purejaxrl_scale.outer_loop_rules import DIVERGENCE_FIELDS, adaptive_fields, broken_outer_loop_rules, compares
 from purejaxrl_scale.ranges import RANGES, WIDTH
@@ -31,6 +32,7 @@ def broken_rules(config: Config) -> list[str]:
         *_misfits(config),
         *broken_batch_rules(config),
         *broken_outer_loop_rules(config),
+        *broken_curriculum_rules(config),
     ]
 
 
@@ -207,6 +209,19 @@ _NEEDS: dict[str, tuple[Callable[[Config], bool], str]] = {
             "algorithm.adaptive_batch.driver and epochs proportional",
         ),
     ),
+    "curriculum.new_levels": (lambda config: config.curriculum.name != "none", "curriculum.name"),
+    **dict.fromkeys(
+        ["curriculum.share", "curriculum.buffer_size"],
+        (lambda config: config.curriculum.name in {"sfl", "plr"}, "curriculum.name sfl or plr"),
+    ),
+    **dict.fromkeys(
+        [f"curriculum.{name}" for name in ("candidates", "search_length", "search_batch", "every", "online")],
+        (lambda config: config.curriculum.name == "sfl", "curriculum.name sfl"),
+    ),
+    **dict.fromkeys(
+        ["curriculum.temperature", "curriculum.staleness"],
+        (lambda config: config.curriculum.name == "plr", "curriculum.name plr"),
+    ),
     "scaling.recipe": (lambda config: config.scaling.num_envs != 0, "scaling.num_envs"),
     "scaling.size_factor": (lambda config: config.scaling.recipe == "hybrid", "scaling.recipe hybrid"),
 }
@@ -260,6 +275,8 @@ def _circumstance(config: Config, name: str) -> str:
         return "both of them off"
     if name == "algorithm.reference.debias":
         return "the behaviour policy as its own reference"
+    if group == "curriculum":
+        return f"curriculum.name {config.curriculum.name}"
     if group == "scaling":
         return f"scaling.recipe {config.scaling.recipe}" if last == "size_factor" else "scaling.num_envs 0"
     return f"algorithm.name {algorithm.name}"

@@ -21,7 +21,7 @@ from purejaxrl_scale.environments.autoreset import Start
 from purejaxrl_scale.environments.interface import PyTree
 from purejaxrl_scale.environments.statistics import Moments, init_moments
 from purejaxrl_scale.hyperparameters import Hyperparameters
-from purejaxrl_scale.outer_loop import adaptive_batch, noise_scale
+from purejaxrl_scale.outer_loop import adaptive_batch, curriculum, noise_scale
 from purejaxrl_scale.outer_loop.adaptive_batch import AdaptiveBatch
 from purejaxrl_scale.outer_loop.noise_scale import NoiseScale
 from purejaxrl_scale.rollout import Actors, Simulation, init_actors
@@ -63,6 +63,7 @@ class TrainState(NamedTuple):
     learner: Learner
     outer_loop: OuterLoop
     pool: Start | tuple[()]  # starts sampled beforehand, [K, ...]
+    curriculum: PyTree  # what it knows of levels; () where there is none
     actors: Actors  # sharded over devices
 
 
@@ -88,6 +89,7 @@ def init_state(simulation: Simulation, key: jax.Array, hyperparameters: Hyperpar
         learner=learner,
         outer_loop=init_outer_loop(config, params),
         pool=pool,
+        curriculum=curriculum.init(config),
         actors=actors,
     )
     # A weakly typed leaf would change type in the first outer step, and the chunk would compile twice.

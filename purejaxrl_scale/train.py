@@ -1,6 +1,7 @@
 """The outer step, and the chunk of outer steps, as pure functions.
 
-    TrainState -> COLLECT -> Trajectory -> ESTIMATE -> advantages -> IMPROVE -> new policy -> MONITOR -> ADAPT -> ...
+    TrainState -> ASSIGN -> levels -> COLLECT -> Trajectory -> ESTIMATE -> advantages -> IMPROVE -> new policy
+               -> MONITOR -> ADAPT -> TrainState
 
 Nothing here knows about files, the terminal or the clock on the wall.
 """
@@ -33,11 +34,11 @@ from purejaxrl_scale.environments.statistics import (
 from purejaxrl_scale.hyperparameters import Hyperparameters
 from purejaxrl_scale.networks import make_actor_critic, make_q_network
 from purejaxrl_scale.networks.distributions import Distribution, EpsilonGreedy
-from purejaxrl_scale.outer_loop import adaptive_batch
+from purejaxrl_scale.outer_loop import adaptive_batch, curriculum
 from purejaxrl_scale.outer_loop.adaptation import adapt
 from purejaxrl_scale.outer_loop.monitors import monitor
 from purejaxrl_scale.outer_loop.recipes import resolved
-from purejaxrl_scale.rollout import Actors, Simulation, Trajectory, collect
+from purejaxrl_scale.rollout import Actors, Behaviour, Simulation, Trajectory, collect
 from purejaxrl_scale.schedules import learning_rate
 from purejaxrl_scale.state import Learner, OuterLoop, TrainState, by_shards, first_state
 
@@ -52,6 +53,13 @@ def outer_step(simulation: Simulation, state: TrainState) -> tuple[TrainState, M
     now = state._replace(hyperparameters=numbers.at(config, state.hyperparameters, state.steps))
     length = rollout_length(config, state.outer_loop)
 
+    # ASSIGN
+    levels_key = jax.random.fold_in(collect_key, jnp.uint32(0xFFFFFFFF))
+    known, actors = curriculum.assign(
+        simulation, behaviour(simulation.config, now), state.curriculum, state.actors, state.outer_step, levels_key
+    )
+    now = now._replace(curriculum=known, actors=actors)
+
     # COLLECT
     actors, trajectory, sums = roll_out(simulation, now, collect_key, length)
 
@@ -63,6 +71,10 @@ def outer_step(simulation: Simulation, state: TrainState) -> tuple[TrainState, M
 
     # MONITOR
     outer_loop, comparisons = monitor(simulation, now, learner, trajectory, averages, monitor_key)
+
+    known, actors, levels = curriculum.observe(
+        simulation, now.hyperparameters, known, actors, trajectory, state.outer_step
+    )
 
     # ADAPT
     steps = counters.add(state.steps, config.environment.num_envs * jnp.asarray(length, jnp.uint32))
@@ -76,6 +88,7 @@ def outer_step(simulation: Simulation, state: TrainState) -> tuple[TrainState, M
         steps=steps,
         learner=learner._replace(observation_moments=observation_moments, return_moments=return_moments),
         outer_loop=outer_loop,
+        curriculum=known,
         actors=actors,
     )
     metrics = {
@@ -85,6 +98,7 @@ def outer_step(simulation: Simulation, state: TrainState) -> tuple[TrainState, M
         **averages,
         **comparisons,
         **adaptation,
+        **levels,
         **global_sum(sums),
     }
     return state, metrics
@@ -94,14 +108,11 @@ def roll_out(
     simulation: Simulation, state: TrainState, key: jax.Array, length: int | jax.Array
 ) -> tuple[Actors, Trajectory, dict[str, jax.Array]]:
     """`collect` with the learner's policy as it explores."""
-    learner = state.learner
 
     def rollout():
         actors, trajectory, sums = collect(
             simulation,
-            learner.params,
-            partial(normalise, learner.observation_moments),
-            partial(explore, simulation.config, state.hyperparameters, state.steps),
+            *behaviour(simulation.config, state),
             state.pool,
             state.actors,
             key,
@@ -111,6 +122,15 @@ def roll_out(
 
     actors, trajectory, sums = each_shard(rollout)()
     return actors, trajectory._replace(length=length), sums
+
+
+def behaviour(config: Config, state: TrainState) -> Behaviour:
+    """The learner's policy as it explores."""
+    return Behaviour(
+        state.learner.params,
+        partial(normalise, state.learner.observation_moments),
+        partial(explore, config, state.hyperparameters, state.steps),
+    )
 
 
 def rollout_length(config: Config, outer_loop: OuterLoop) -> int | jax.Array:

@@ -12,6 +12,7 @@ LAYERS = [
         "advantages",
         "batch_rules",
         "compaction",
+        "curriculum_rules",
         "counters",
         "devices",
         "environments",

@@ -117,6 +117,7 @@ def _make(
             auto_reset=False,
             create_dummy_env=dummy,
         )
+        sample = None
         if dummy:
             start = kinetix_levels.empty(suite)
         elif levels:
@@ -124,9 +125,11 @@ def _make(
         elif size == "locomotion":
             start = kinetix_levels.locomotion(suite, params)
         else:
-            start = kinetix_levels.random_level(suite, params, level_filter=level_filter)
+            start = sample = kinetix_levels.random_level(suite, params)
+            if level_filter:
+                start = kinetix_levels.without_trivial(sample, suite, params)
         if num_tasks and not dummy:
-            start = kinetix_levels.fixed_tasks(start, num_tasks)
+            start = sample = kinetix_levels.fixed_tasks(start, num_tasks)
         observe = _READERS[observation]
         example = jax.eval_shape(lambda: observe(suite.get_obs(create_empty_env(static_params))))
     return Kinetix(
@@ -139,6 +142,7 @@ def _make(
         suite=suite,
         params=params,
         start=start,
+        unfiltered=None if sample is start else sample,
         read_observation=observe,
     )
 
@@ -161,6 +165,7 @@ class Kinetix:
     suite: KinetixEnv
     params: EnvParams
     start: kinetix_levels.Start
+    unfiltered: kinetix_levels.Start | None  # of which `start` leaves trivial levels out, if it does
     read_observation: Callable[[PyTree], PyTree]
 
     def reset(self, key: jax.Array) -> tuple[PyTree, EnvState]:
@@ -168,6 +173,19 @@ class Kinetix:
         with jax.numpy_rank_promotion("allow"):
             state = self.start(key)
             return self.read_observation(self.suite.get_obs(state)), state
+
+    def draw(self, keys: jax.Array, names: jax.Array, fresh: jax.Array) -> tuple[jax.Array, tuple[PyTree, EnvState]]:
+        """A block of levels by name, u32[B, 2]: fresh ones, past the filter, of key[B], where bool[B] is set.
+
+        Only for those does it idle.
+        """
+        with jax.numpy_rank_promotion("allow"):
+            if self.unfiltered is None:
+                names = jnp.where(fresh[:, None], jax.random.key_data(keys), names)
+                states = jax.vmap(self.start)(jax.random.wrap_key_data(names))
+            else:
+                names, states = kinetix_levels.named(self.unfiltered, self.suite, self.params, keys, names, fresh)
+            return names, (jax.vmap(lambda state: self.read_observation(self.suite.get_obs(state)))(states), states)
 
     def blank(self, key: jax.Array) -> tuple[PyTree, EnvState]:
         """A start of the shapes of any, traced in no time: the walls alone."""

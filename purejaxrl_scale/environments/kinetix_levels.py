@@ -21,6 +21,7 @@ from kinetix.environment import EnvParams, EnvState, KinetixEnv, UEDParams, crea
 from kinetix.environment.ued.locomotion_distribution import make_reset_fn_custom_distribution
 from kinetix.util.saving import BASE_DIR
 
+from purejaxrl_scale.devices import common_bound
 from purejaxrl_scale.environments.kinetix_catalogue import level_problem
 from purejaxrl_scale.environments.structure import strong
 
@@ -93,14 +94,14 @@ def _rows(value: object) -> object:
     return [_rows(value[str(i)]) for i in range(len(value))] if isinstance(value, dict) else value
 
 
-def random_level(suite: KinetixEnv, params: EnvParams, *, level_filter: bool) -> Start:
-    """The suite's level generator, by default without most of the levels that doing nothing solves."""
+def random_level(suite: KinetixEnv, params: EnvParams) -> Start:
+    """The suite's level generator."""
     settings = UEDParams()
 
     def sample(key: jax.Array) -> EnvState:
         return strong(sample_kinetix_level(key, suite.physics_engine, params, suite.static_env_params, settings))
 
-    return without_trivial(sample, suite, params) if level_filter else sample
+    return sample
 
 
 def without_trivial(sample: Start, suite: KinetixEnv, params: EnvParams) -> Start:
@@ -117,6 +118,27 @@ def without_trivial(sample: Start, suite: KinetixEnv, params: EnvParams) -> Star
         return jax.tree.map(lambda leaf: jnp.where(trivial, leaf[1], leaf[0]), candidates)
 
     return start
+
+
+def named(
+    sample: Start, suite: KinetixEnv, params: EnvParams, keys: jax.Array, names: jax.Array, fresh: jax.Array
+) -> tuple[jax.Array, EnvState]:
+    """Names u32[B, 2] and levels: where `fresh` (bool[B]) those of `without_trivial`, elsewhere `sample` of the name.
+
+    One copy of the sampler and one of the physics for both: each takes long to compile.
+    """
+    two = jax.random.key_data(jax.vmap(lambda key: jax.random.split(key, 2))(keys))  # u32[B, 2, 2]
+    candidates = jnp.where(fresh[:, None, None], two, names[:, None])
+    drawn = jax.vmap(jax.vmap(sample))(jax.random.wrap_key_data(candidates))
+    first = jax.tree.map(lambda leaf: leaf[:, 0], drawn)
+    anyone = common_bound(jnp.any(fresh).astype(jnp.int32))
+    idle = jax.vmap(functools.partial(idling_solves, suite, params))
+    trivial = fresh & jax.lax.cond(jnp.asarray(anyone) > 0, idle, lambda _: jnp.zeros(fresh.shape, bool), first)
+
+    def pick(pair: jax.Array) -> jax.Array:
+        return jnp.where(trivial.reshape(-1, *[1] * (pair.ndim - 2)), pair[:, 1], pair[:, 0])
+
+    return pick(candidates), jax.tree.map(pick, drawn)
 
 
 def locomotion(suite: KinetixEnv, params: EnvParams) -> Start:

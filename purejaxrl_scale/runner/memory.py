@@ -58,7 +58,8 @@ class Hollow:
     def _results(self) -> tuple[Timestep, jax.Array]:
         observation, state = self.reset(jax.random.key(0))
         no = jnp.bool_(False)
-        return Timestep(state, observation, jnp.float32(0.0), no, no, {}), jnp.zeros(self._scratch, jnp.uint8)
+        timestep = Timestep(state, observation, jnp.float32(0.0), no, no, {"success": jnp.float32(0.0)})
+        return timestep, jnp.zeros(self._scratch, jnp.uint8)
 
 
 def _never(*_: Any) -> Any:

@@ -144,6 +144,20 @@ METRICS: dict[str, Metric] = {
         "",
         "sparse",
     ),
+    "curriculum/steps": Metric(
+        "environment steps that SFL has taken to judge candidates, apart from `steps`",
+        "exact 64-bit count",
+        "steps",
+        "last",
+    ),
+    "curriculum/learnability": Metric(
+        "SFL: p (1 - p) of the buffer's levels, p the share of episodes solved", "mean over the buffer", "1", "last"
+    ),
+    "curriculum/success": Metric("SFL: p of the buffer's levels", "mean over the buffer", "fraction", "last"),
+    "curriculum/score": Metric(
+        "PLR: positive value loss of the buffer's levels", "mean over the buffer", "reward", "last"
+    ),
+    "curriculum/levels": Metric("PLR: levels in the buffer", "exact count", "levels", "last"),
     "reference/age": Metric("mean age of the weights in the reference policy", "exact", "optimiser steps"),
     "reference/age_samples": Metric("the same", "exact, at the rate of this outer step", "samples"),
     "value/chosen_action": Metric(
@@ -250,17 +264,18 @@ def _finite(value: Number) -> Number | None:
 def raw_rows(metrics: Mapping[str, np.ndarray], member: int | None = None) -> Iterator[dict]:
     """Rows of Python numbers from a chunk's metrics [K] or, for a member of a population, [seeds, K].
 
-    The uint32 pair steps_high, steps_low becomes the exact `steps`. Rows that are not `valid` are left out.
+    A uint32 pair NAME_high, NAME_low becomes the exact NAME. Rows that are not `valid` are left out.
     """
     arrays = {name: np.asarray(values) if member is None else values[member] for name, values in metrics.items()}
     valid = arrays.pop("valid")
     columns = {name: values[valid].tolist() for name, values in arrays.items()}
-    high, low = columns.pop("steps_high"), columns.pop("steps_low")
-    for row in range(len(high)):
-        yield {
-            "steps": (int(high[row]) << 32) + int(low[row]),
-            **{name: column[row] for name, column in columns.items()},
-        }
+    exact = {}
+    for name in sorted((name for name in columns if name.endswith("_high")), key=lambda name: name != "steps_high"):
+        pairs = zip(columns.pop(name), columns.pop(name.replace("_high", "_low")), strict=True)
+        exact[name.removesuffix("_high")] = [(int(high) << 32) + int(low) for high, low in pairs]
+    columns = exact | columns
+    for row in range(len(columns["steps"])):
+        yield {name: column[row] for name, column in columns.items()}
 
 
 def append(path: Path, lines: Iterable[Mapping]) -> None:

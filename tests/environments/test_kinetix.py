@@ -359,7 +359,7 @@ def test_random_levels_have_a_goal_and_can_be_stepped():
 @pytest.mark.slow
 def test_the_filter_drops_most_trivial_random_levels():
     environment = make("kinetix/s", observation="flat")
-    unfiltered = kinetix_levels.random_level(environment.suite, environment.params, level_filter=False)
+    unfiltered = kinetix_levels.random_level(environment.suite, environment.params)
 
     def trivial_share(start):
         starts = jax.jit(jax.vmap(allow(start)))(jax.random.split(jax.random.key(3), 8 * BATCH))
@@ -369,6 +369,23 @@ def test_the_filter_drops_most_trivial_random_levels():
     # Over 1,024 levels 19 % were trivial, and 3 % after the filter: 0.19² is 0.036.
     assert 0.12 < trivial_share(unfiltered) < 0.27
     assert trivial_share(environment.start) < 0.08
+
+
+@pytest.mark.slow
+def test_a_level_is_found_again_by_its_name():
+    """Fresh ones are those of reset; the names they get bring them back without the filter."""
+    environment = make("kinetix/s", observation="flat")
+    keys = jax.random.split(jax.random.key(4), 16)
+    draw = jax.jit(environment.draw)
+    nothing = jnp.zeros((16, 2), jnp.uint32)
+    names, fresh = draw(keys, nothing, jnp.ones(16, bool))
+    expected = jax.jit(jax.vmap(environment.reset))(keys)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), fresh, expected)
+    half = jnp.arange(16) % 2 == 0
+    again_names, again = draw(jax.random.split(jax.random.key(5), 16), names, half)
+    np.testing.assert_array_equal(again_names[1::2], names[1::2])
+    assert np.all(np.any(np.asarray(again_names[::2]) != np.asarray(names[::2]), axis=1))
+    jax.tree.map(lambda one, other: np.testing.assert_array_equal(one[1::2], other[1::2]), again, fresh)
 
 
 def test_dummy_stands_still():
