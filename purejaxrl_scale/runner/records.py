@@ -145,7 +145,7 @@ METRICS: dict[str, Metric] = {
         "sparse",
     ),
     "curriculum/steps": Metric(
-        "environment steps that SFL has taken to judge candidates, apart from `steps`",
+        "environment steps that SFL has taken to judge candidates, apart from those of training",
         "exact 64-bit count",
         "steps",
         "last",
