@@ -58,7 +58,8 @@ class Hollow:
     def _results(self) -> tuple[Timestep, jax.Array]:
         observation, state = self.reset(jax.random.key(0))
         no = jnp.bool_(False)
-        timestep = Timestep(state, observation, jnp.float32(0.0), no, no, {"success": jnp.float32(0.0)})
+        outcome = {"success": jnp.float32(0.0)} if self.name.startswith("kinetix/") else {}
+        timestep = Timestep(state, observation, jnp.float32(0.0), no, no, outcome)
         return timestep, jnp.zeros(self._scratch, jnp.uint8)
 
 
