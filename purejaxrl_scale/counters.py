@@ -22,16 +22,12 @@ def init(value: int = 0) -> Counter:
 
 
 def add(counter: Counter, amount: int | jax.Array) -> Counter:
-    """`counter + amount` for an amount below 2³²."""
+    """`counter + amount`, where an amount that is an array is below 2³²."""
+    if isinstance(amount, int) and amount >> 32:
+        counter, amount = counter._replace(high=counter.high + jnp.uint32(amount >> 32)), amount & 0xFFFFFFFF
     amount = jnp.asarray(amount, jnp.uint32)
     low = counter.low + amount
     return Counter(counter.high + (low < amount).astype(jnp.uint32), low)
-
-
-def plus(counter: Counter, amount: int) -> Counter:
-    """`counter + amount` for an amount known beforehand, which may exceed 2³²."""
-    low = add(counter, amount & 0xFFFFFFFF)
-    return low._replace(high=low.high + jnp.uint32(amount >> 32))
 
 
 def subtract(counter: Counter, other: Counter) -> Counter:

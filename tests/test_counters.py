@@ -35,6 +35,11 @@ def test_subtraction_is_exact_and_ends_at_zero(left, right):
     assert counters.exact(_subtract(counters.init(left), counters.init(right))) == max(0, left - right)
 
 
+@pytest.mark.parametrize("amount", [2**22 * 512, 2**33 + 5, 2**32])
+def test_amounts_known_beforehand_may_be_large(amount):
+    assert counters.exact(counters.add(counters.init(2**32 - 3), amount)) == 2**32 - 3 + amount
+
+
 def test_the_step_count_that_wraps_in_int32():
     assert counters.exact(_add(counters.init(2**31 - 1), 2**20 * 16)) == 2_164_260_863
 

@@ -69,7 +69,7 @@ def tried(config: Config, state: Buffer, names: jax.Array, attempts: jax.Array, 
     """The most learnable of the candidates; of those equally learnable the first drawn."""
     options = config.curriculum
     best = jax.lax.top_k(learnability(solved, attempts), options.buffer_size)[1]
-    steps = counters.plus(state.steps, options.candidates * options.search_length)
+    steps = counters.add(state.steps, options.candidates * options.search_length)
     return Buffer(names[best], attempts[best], solved[best], steps)
 
 

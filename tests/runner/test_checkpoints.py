@@ -149,7 +149,7 @@ def test_flipped_bits_are_found(tmp_path):
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 1
     largest.write_bytes(content)
-    with pytest.raises(RunError, match=r"cannot be read \((the disk has changed weights|.*)\)"):
+    with pytest.raises(RunError, match="cannot be read"):
         checkpoints.restore(tmp_path, 1)
 
 
