@@ -95,6 +95,12 @@ class Simulation(NamedTuple):
         """What follows the end of an episode: under a curriculum the level that it has assigned."""
         return "first_state" if self.config.curriculum.name != "none" else self.config.environment.autoreset
 
+    @property
+    def replaces_starts(self) -> bool:
+        """Whether the first outer step begins all environments anew, before anything has read where they stood."""
+        curriculum = self.config.curriculum
+        return curriculum.name != "none" and curriculum.new_levels == "outer_step"
+
     def unroll(
         self, moments: Moments | tuple[()], params: PyTree, memory: PyTree, observation: PyTree, is_first: jax.Array
     ) -> tuple[Distribution, jax.Array]:
@@ -125,7 +131,12 @@ def init_actors(simulation: Simulation, pool: Start | tuple[()], key: jax.Array,
     start_key, stagger_key = jax.random.split(key)
     rows = jnp.arange(num_local, dtype=jnp.int32)
     keys = environment_keys(start_key, rows, num_local)
-    start = autoreset.draw(pool, keys) if isinstance(pool, Start) else autoreset.reset(environment, keys)
+    if isinstance(pool, Start):
+        start = autoreset.draw(pool, keys)
+    elif simulation.replaces_starts and hasattr(environment, "blank"):
+        start = Start(*jax.vmap(environment.blank)(keys))
+    else:
+        start = autoreset.reset(environment, keys)
     countdown = jnp.full(num_local, -1, jnp.int32)
     if options.staggered:
         phases = environment_keys(stagger_key, rows, num_local)

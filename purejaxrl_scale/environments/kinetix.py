@@ -130,7 +130,8 @@ def _make(
                 start = kinetix_levels.without_trivial(sample, suite, params)
         if num_tasks and not dummy:
             start = sample = kinetix_levels.fixed_tasks(start, num_tasks)
-        observe = _READERS[observation]
+    observe = _READERS[observation]
+    with jax.numpy_rank_promotion("allow"):
         example = jax.eval_shape(lambda: observe(suite.get_obs(create_empty_env(static_params))))
     return Kinetix(
         name=f"kinetix/{size}",
@@ -196,7 +197,7 @@ class Kinetix:
     def step(self, key: jax.Array, state: EnvState, action: jax.Array) -> Timestep:
         """One transition: two frames of physics under the same action. It is deterministic; the key is not used."""
         with jax.numpy_rank_promotion("allow"):
-            observation, next_state, sparse, _, info = self.suite.step_env(key, state, action, self.params)
+            observation, next_state, sparse, _, info = kinetix_levels.physics(self.suite, self.params)(state, action)
         nearer = jnp.nan_to_num(state.last_distance - info["distance"], nan=0.0, posinf=0.0, neginf=0.0)
         dense = jnp.where(state.last_distance == _NO_DISTANCE, 0.0, nearer * self.dense_reward_scale)
         terminated = jnp.asarray(sparse != 0.0)

@@ -10,12 +10,12 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax2d.engine import calculate_collision_matrix
+from jax2d.engine import PhysicsEngine, calculate_collision_matrix
 from jax2d.sim_state import Joint, RigidBody, Thruster
 from kinetix.environment import EnvParams, EnvState, KinetixEnv, UEDParams, create_empty_env, sample_kinetix_level
 from kinetix.environment.ued.locomotion_distribution import make_reset_fn_custom_distribution
@@ -29,6 +29,8 @@ Things = TypeVar("Things", RigidBody, Joint, Thruster)
 Start = Callable[[jax.Array], EnvState]
 
 FILTER_STEPS = 64
+# The suite's generator makes several proposals for each body of a scene with more bodies than this.
+_ONE_PROPOSAL = 7
 # The set of tasks belongs to the environment, not to a run: every seed trains on the same levels.
 _TASK_SEED = 0
 
@@ -96,12 +98,33 @@ def _rows(value: object) -> object:
 
 def random_level(suite: KinetixEnv, params: EnvParams) -> Start:
     """The suite's level generator."""
-    settings = UEDParams()
+    slots, settings = suite.static_env_params, UEDParams()
+    engine = _Collisions(suite.physics_engine, anyone_asks=slots.num_polygons + slots.num_circles > _ONE_PROPOSAL)
 
     def sample(key: jax.Array) -> EnvState:
-        return strong(sample_kinetix_level(key, suite.physics_engine, params, suite.static_env_params, settings))
+        return strong(sample_kinetix_level(key, engine, params, slots, settings))
 
     return sample
+
+
+class _Collisions:
+    """What the generator asks of the engine: which of several proposals for the next body collides least.
+
+    It asks six times, and tracing an answer takes seconds. In scenes of few bodies it makes a single proposal, of which
+    the first is the best whatever the answer.
+    """
+
+    def __init__(self, engine: PhysicsEngine, anyone_asks: bool):
+        self.calculate_collision_manifolds = jax.jit(engine.calculate_collision_manifolds) if anyone_asks else _none
+
+
+class _NoContact(NamedTuple):
+    active: jax.Array
+
+
+def _none(_: EnvState) -> tuple[_NoContact, _NoContact, _NoContact]:
+    pair, single = _NoContact(jnp.zeros((1, 1), bool)), _NoContact(jnp.zeros(1, bool))
+    return pair, single, single
 
 
 def without_trivial(sample: Start, suite: KinetixEnv, params: EnvParams) -> Start:
@@ -129,7 +152,9 @@ def named(
     """
     two = jax.random.key_data(jax.vmap(lambda key: jax.random.split(key, 2))(keys))  # u32[B, 2, 2]
     candidates = jnp.where(fresh[:, None, None], two, names[:, None])
-    drawn = jax.vmap(jax.vmap(sample))(jax.random.wrap_key_data(candidates))
+    # Under one vmap, not two: each traces the whole sampler once more.
+    flat = jax.vmap(sample)(jax.random.wrap_key_data(candidates.reshape(-1, 2)))
+    drawn = jax.tree.map(lambda leaf: leaf.reshape(-1, 2, *leaf.shape[1:]), flat)
     first = jax.tree.map(lambda leaf: leaf[:, 0], drawn)
     anyone = common_bound(jnp.any(fresh).astype(jnp.int32))
     idle = jax.vmap(functools.partial(idling_solves, suite, params))
@@ -158,13 +183,19 @@ def empty(suite: KinetixEnv) -> Start:
     return lambda key: strong(create_empty_env(suite.static_env_params))
 
 
+@functools.lru_cache(maxsize=32)
+def physics(suite: KinetixEnv, params: EnvParams) -> Callable[[EnvState, jax.Array], tuple]:
+    """The suite's step of (state, action), which needs no key. Jitted, so that it is traced once for all who step."""
+    return jax.jit(lambda state, action: suite.step_env(None, state, action, params))
+
+
 def idling_solves(suite: KinetixEnv, params: EnvParams, level: EnvState) -> jax.Array:
     """Whether a level's first ending within 64 steps without any control is its goal: bool[]."""
     idle = suite.action_type.noop_action()
 
     def wait(_: jax.Array, carry: tuple[EnvState, jax.Array, jax.Array]) -> tuple[EnvState, jax.Array, jax.Array]:
         state, over, solved = carry
-        _, state, reward, _, info = suite.step_env(None, state, idle, params)
+        _, state, reward, _, info = physics(suite, params)(state, idle)
         return state, over | (reward != 0), solved | (info["GoalR"] & ~over)
 
     false = jnp.zeros((), bool)

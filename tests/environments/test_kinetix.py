@@ -11,7 +11,14 @@ import jax.numpy as jnp
 import kinetix
 import numpy as np
 import pytest
-from kinetix.environment import ActionType, EnvParams, ObservationType, make_kinetix_env
+from kinetix.environment import (
+    ActionType,
+    EnvParams,
+    ObservationType,
+    UEDParams,
+    make_kinetix_env,
+    sample_kinetix_level,
+)
 from kinetix.render import make_render_pixels
 from kinetix.util.saving import load_evaluation_levels
 
@@ -354,6 +361,21 @@ def test_random_levels_have_a_goal_and_can_be_stepped():
     _, state = jax.eval_shape(environment.reset, jax.random.key(0))
     next_state = jax.eval_shape(environment.step, jax.random.key(0), state, jax.ShapeDtypeStruct((6,), jnp.int32)).state
     assert jax.tree.map(str, state) == jax.tree.map(str, next_state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["s", "m"])
+def test_random_levels_are_the_suites(size):
+    """What the generator asks of the engine is answered by less work, to the same levels."""
+    environment = make(f"kinetix/{size}", observation="flat", level_filter=False)
+    suite, params = environment.suite, environment.params
+
+    def sample(key):
+        return sample_kinetix_level(key, suite.physics_engine, params, suite.static_env_params, UEDParams())
+
+    keys = jax.random.split(jax.random.key(6), 32)
+    theirs, ours = jax.jit(jax.vmap(allow(sample)))(keys), jax.jit(jax.vmap(environment.reset))(keys)[1]
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), ours, theirs)
 
 
 @pytest.mark.slow
