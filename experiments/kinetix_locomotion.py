@@ -4,7 +4,7 @@ Hyperparameters are those of the paper's table 2. Its own 512 morphologies are n
 with a fixed key, from the generator that its first author added to Kinetix.
 """
 
-from purejaxrl_scale.config import AlgorithmConfig, Config, EnvironmentConfig, NetworkConfig
+from purejaxrl_scale.config import AlgorithmConfig, Config, EnvironmentConfig, EvaluationConfig, NetworkConfig
 
 CONFIG = Config(
     total_steps=1_000_000_000,
@@ -28,6 +28,8 @@ CONFIG = Config(
         value_coefficient=0.5,
         max_gradient_norm=0.5,
     ),
+    # One episode of each task, so that the mean is the paper's: success averaged over the 512 tasks.
+    evaluation=EvaluationConfig(num_envs=512),
 )
 
 PRESETS = {

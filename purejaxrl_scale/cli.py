@@ -20,6 +20,7 @@ from purejaxrl_scale import config_io, streams
 from purejaxrl_scale.arguments import PROGRAM, Choice, check_devices, choose, find_run, no_arguments, one_run
 from purejaxrl_scale.config import Config, problems
 from purejaxrl_scale.config_io import ConfigError, Field, override
+from purejaxrl_scale.environments.kinetix_catalogue import protocol_problem
 from purejaxrl_scale.flags import read_flags
 from purejaxrl_scale.header import header
 from purejaxrl_scale.runner import parent
@@ -224,29 +225,39 @@ def _check_memory(config: Config) -> str:
 
 
 def _evaluate(arguments: list[str]) -> int:
-    run, which = _run_and_checkpoint(arguments, "evaluate")
-    from purejaxrl_scale.runner import evaluation
+    run, options = _run_and_options(arguments, "evaluate", (CHECKPOINT, PROTOCOL))
+    which = options.get("checkpoint", "newest")
+    if "protocol" not in options:
+        from purejaxrl_scale.runner import evaluation
 
-    return evaluation.main(run, which)
+        return evaluation.main(run, which)
+    if options["protocol"] != "kinetix":
+        raise ConfigError([f"--protocol takes kinetix, the only one there is: it is {options['protocol']!r}"])
+    if fault := protocol_problem(config_io.load(run / CONFIG_FILE).environment):
+        raise ConfigError([fault])
+    with _ending_at_a_signal():
+        from purejaxrl_scale.runner import protocol
+
+        return protocol.main(run, which)
 
 
 def _render(arguments: list[str]) -> int:
-    run, which = _run_and_checkpoint(arguments, "render")
+    run, options = _run_and_options(arguments, "render", (CHECKPOINT,))
     from purejaxrl_scale.runner import video
 
-    return video.main(run, which)
+    return video.main(run, options.get("checkpoint", "newest"))
 
 
-def _run_and_checkpoint(arguments: list[str], command: str) -> tuple[Path, Any]:
+def _run_and_options(arguments: list[str], command: str, known: tuple[Field, ...]) -> tuple[Path, dict[str, Any]]:
     named = list(takewhile(lambda word: not word.startswith("-"), arguments))
-    flags = read_flags(arguments[len(named) :], (CHECKPOINT,))
+    flags = read_flags(arguments[len(named) :], known)
     faults = flags.faults + [f"{command} takes no --{name}" for name in flags.overrides]
     which = flags.options.get("checkpoint", "newest")
     if which not in ("newest", "best"):
         faults.append(f"--checkpoint takes newest or best: it is {which!r}")
     if faults:
         raise ConfigError(faults)
-    return one_run(named, command), which
+    return one_run(named, command), flags.options
 
 
 def _report(arguments: list[str]) -> int:
@@ -282,6 +293,7 @@ RESUME_FIELDS = (
     "run.progress",
 )
 CHECKPOINT = Field("checkpoint", str, traced=False)
+PROTOCOL = Field("protocol", str, traced=False)
 BENCH_OPTIONS = {
     Field("textbook", bool, traced=False): "also measure the textbook shuffle: a permutation array and a copy",
     Field("unmonitored", bool, traced=False): "also measure training with every monitor off",
@@ -301,7 +313,11 @@ Action = Callable[[list[str]], int]
 COMMANDS: dict[str, tuple[str, str, Action]] = {
     "train": ("[EXPERIMENT] [--field value ...]", "Train an agent; without a name, the quickstart.", _train),
     "resume": ("RUN [--devices.* value ...]", "Go on exactly where a run stopped.", _resume),
-    "evaluate": ("RUN [--checkpoint best]", "Score a run's agent on a fixed protocol.", _evaluate),
+    "evaluate": (
+        "RUN [--checkpoint best] [--protocol kinetix]",
+        "Score a run's agent on a fixed quota of episodes, or on Kinetix's hand-made and random levels.",
+        _evaluate,
+    ),
     "render": ("RUN [--checkpoint best]", "Film a run's agent.", _render),
     "report": ("RUN...", "Draw figures and a summary page of runs.", _report),
     "bench": ("[EXPERIMENT] [--field value ...]", "Measure steps a second: environment, + policy, + learning.", _bench),

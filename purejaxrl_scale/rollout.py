@@ -133,8 +133,8 @@ def init_actors(simulation: Simulation, pool: Start | tuple[()], key: jax.Array,
     keys = environment_keys(start_key, rows, num_local)
     if isinstance(pool, Start):
         start = autoreset.draw(pool, keys)
-    elif simulation.replaces_starts and hasattr(environment, "blank"):
-        start = Start(*jax.vmap(environment.blank)(keys))
+    elif simulation.replaces_starts and (blank := getattr(environment, "blank", None)):
+        start = Start(*jax.vmap(blank)(keys))
     else:
         start = autoreset.reset(environment, keys)
     countdown = jnp.full(num_local, -1, jnp.int32)

@@ -168,6 +168,7 @@ def test_total_steps_are_exact(runs, text):
             '--network.widths needs values; an empty list is written --network.widths ""',
         ),
         (["evaluate", "latest", "--checkpoint", "last"], "--checkpoint takes newest or best: it is 'last'"),
+        (["render", "latest", "--protocol", "kinetix"], "there is no field protocol"),
         (["render", "latest", "--seed", "1"], "render takes no --seed"),
         (["train", "cartpole", "--seed", "--seeds", "2"], "--seed needs a value"),
         (["train", "cartpole", "kinetix_s"], "unexpected 'kinetix_s'"),
@@ -260,6 +261,17 @@ def test_runs_are_found_by_path_name_or_latest(runs, monkeypatch, tmp_path, caps
         assert cli.main([command, text]) == 0
     assert [path.name for path in runs.paths] == ["first-0"] * 3 + ["second-0"]
     assert "did you mean first-0?" in refused(capsys, command, "first-1")
+
+
+def test_a_protocol_is_refused_before_anything_is_loaded(runs, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "a-0").mkdir(parents=True)
+    config_io.save(Config(), tmp_path / "runs" / "a-0" / "config.yaml")
+    assert "--protocol takes kinetix, the only one there is" in refused(
+        capsys, "evaluate", "a-0", "--protocol", "atari"
+    )
+    refusal = refused(capsys, "evaluate", "a-0", "--protocol", "kinetix")
+    assert "this run's environment is gymnax/CartPole-v1" in refusal
 
 
 def test_bench_takes_options_of_its_own(runs):

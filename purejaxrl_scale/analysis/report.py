@@ -38,7 +38,7 @@ def _page(runs: Sequence[Run], folder: Path, film_caption: str) -> str:
         if (folder / film).exists():
             show = f"![agent]({film})" if film.endswith(".gif") else f"[The agent]({film})"
             parts.append(show + (f"\n\n*{film_caption}*" if film_caption else ""))
-    parts += [_overview(runs), _scores(runs)]
+    parts += [_overview(runs), _scores(runs), _protocol(runs, folder)]
     if len(runs) == 1:
         parts.append(_circumstances(runs[0]))
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -79,6 +79,29 @@ def _scores(runs: Sequence[Run]) -> str:
     return "## Evaluation\n\n" + _table(["run", "steps", "mode", *_SCORES], rows) if rows else ""
 
 
+def _protocol(runs: Sequence[Run], folder: Path) -> str:
+    rows = [
+        [
+            run.name,
+            f"{line['steps']:,}",
+            line["levels"].replace("_", "-"),
+            line["size"],
+            f"{line['solve_rate']:.3f} ± {line['se']:.3f}",
+            f"{line['n']} x {line['attempts']}",
+        ]
+        for run in runs
+        for line in run.protocol
+    ]
+    if not rows:
+        return ""
+    head = ["run", "steps", "levels", "size", "solve rate ± standard error", "levels x attempts"]
+    parts = ["## Kinetix's protocol", _table(head, rows)]
+    if len(runs) == 1:
+        parts += [f"![{name}]({name})" for name in _PROTOCOL_PICTURES if (folder / name).exists()]
+    return "\n\n".join(parts)
+
+
+_PROTOCOL_PICTURES = ("kinetix_protocol.png", "kinetix_sheet.gif")
 _SCORES = ("mean", "std", "median", "success", "length", "n", "unfinished")
 
 

@@ -89,8 +89,15 @@ class Run:
     @cached_property
     def evaluations(self) -> pd.DataFrame:
         """A row an evaluation and mode; of one that was repeated, the latest."""
-        frame = _frame(records.read(self.path / records.EVALUATIONS_FILE))
+        frame = _frame(records.evaluations(self.path))
         return frame.drop_duplicates(["steps", "mode"], keep="last", ignore_index=True) if len(frame) else frame
+
+    @cached_property
+    def protocol(self) -> list[dict[str, Any]]:
+        """The lines of the newest evaluation by Kinetix's protocol: one for each kind and size of levels."""
+        lines = [line for line in records.read(self.path / records.EVALUATIONS_FILE) if "protocol" in line]
+        newest = {(line["levels"], line["size"]): line for line in lines}
+        return list(newest.values())
 
     @cached_property
     def environment(self) -> dict[str, Any]:

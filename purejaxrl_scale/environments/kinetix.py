@@ -173,7 +173,24 @@ class Kinetix:
         """A start: (observation, state)."""
         with jax.numpy_rank_promotion("allow"):
             state = self.start(key)
-            return self.read_observation(self.suite.get_obs(state)), state
+        return self.observe(state), state
+
+    def observe(self, state: EnvState) -> PyTree:
+        """What a state shows."""
+        with jax.numpy_rank_promotion("allow"):
+            return self.read_observation(self.suite.get_obs(state))
+
+    @property
+    def num_tasks(self) -> int:
+        """How many levels episodes start from, where these are a fixed set; else 0."""
+        return self.start.count if isinstance(self.start, kinetix_levels.OneOf) else 0
+
+    def task(self, index: jax.Array) -> tuple[PyTree, EnvState]:
+        """The start of one of the `num_tasks` levels."""
+        if not isinstance(self.start, kinetix_levels.OneOf):
+            raise ValueError(f"{self.name} has no fixed set of levels here")
+        state = self.start.at(index)
+        return self.observe(state), state
 
     def draw(self, keys: jax.Array, names: jax.Array, fresh: jax.Array) -> tuple[jax.Array, tuple[PyTree, EnvState]]:
         """A block of levels by name, u32[B, 2]: fresh ones, past the filter, of key[B], where bool[B] is set.
@@ -186,13 +203,13 @@ class Kinetix:
                 states = jax.vmap(self.start)(jax.random.wrap_key_data(names))
             else:
                 names, states = kinetix_levels.named(self.unfiltered, self.suite, self.params, keys, names, fresh)
-            return names, (jax.vmap(lambda state: self.read_observation(self.suite.get_obs(state)))(states), states)
+        return names, (jax.vmap(self.observe)(states), states)
 
     def blank(self, key: jax.Array) -> tuple[PyTree, EnvState]:
         """A start of the shapes of any, traced in no time: the walls alone."""
         with jax.numpy_rank_promotion("allow"):
             state = kinetix_levels.empty(self.suite)(key)
-            return self.read_observation(self.suite.get_obs(state)), state
+        return self.observe(state), state
 
     def step(self, key: jax.Array, state: EnvState, action: jax.Array) -> Timestep:
         """One transition: two frames of physics under the same action. It is deterministic; the key is not used."""

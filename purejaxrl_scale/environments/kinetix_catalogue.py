@@ -5,9 +5,12 @@ Bad names are refused from here before JAX is imported; the tests hold these tab
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from purejaxrl_scale.suggest import nearest
+
+if TYPE_CHECKING:
+    from purejaxrl_scale.config import EnvironmentConfig
 
 
 class Slots(NamedTuple):
@@ -106,6 +109,10 @@ LEVELS = (
 )
 
 
+# The sizes that evaluation asks for, each with levels of its own.
+EVALUATED = ("s", "m", "l")
+
+
 def smallest_size(level: str) -> str:
     """The smallest of s, m and l that holds a level of the catalogue."""
     return level.partition("/")[0]
@@ -135,6 +142,32 @@ def level_problem(level: str, size: str) -> str | None:
     return (
         f"level {level!r} does not fit in size {size!r} ({_describe(available)}): "
         f"it needs kinetix/{smallest_size(level)} ({_describe(needed)})"
+    )
+
+
+def own_sizes(environment: EnvironmentConfig) -> bool:
+    """Whether an agent can play levels of other sizes than it was trained in: its observation has the same shape there,
+    or is of entities, of which the network takes any number."""
+    if environment.observation == "pixels":
+        return True
+    return environment.observation in ("default", "entity") and not environment.observation_normalisation
+
+
+def protocol_problem(environment: EnvironmentConfig) -> str | None:
+    """Why an agent cannot play the levels of all sizes, in one sentence; None where it can."""
+    suite, _, size = environment.name.partition("/")
+    if suite != "kinetix":
+        return f"--protocol kinetix plays Kinetix's levels, and this run's environment is {environment.name}"
+    if own_sizes(environment):
+        return None
+    missing = [one for one in EVALUATED if any(map(int.__gt__, SIZES[one], SIZES[size]))]
+    if not missing:
+        return None
+    seen = "normalised " * environment.observation_normalisation + environment.observation
+    return (
+        f"--protocol kinetix has levels that kinetix/{size} ({_describe(SIZES[size])}) cannot hold, those of "
+        f"{' and '.join(missing)}, and an agent with {seen} observations plays no other size: train it in kinetix/l, "
+        "or with environment.observation entity"
     )
 
 

@@ -19,7 +19,7 @@ from jax2d.engine import PhysicsEngine, calculate_collision_matrix
 from jax2d.sim_state import Joint, RigidBody, Thruster
 from kinetix.environment import EnvParams, EnvState, KinetixEnv, UEDParams, create_empty_env, sample_kinetix_level
 from kinetix.environment.ued.locomotion_distribution import make_reset_fn_custom_distribution
-from kinetix.util.saving import BASE_DIR
+from kinetix.util.saving import BASE_DIR, expand_env_state
 
 from purejaxrl_scale.devices import common_bound
 from purejaxrl_scale.environments.kinetix_catalogue import level_problem
@@ -43,9 +43,19 @@ def hand_made(levels: Sequence[str], size: str, suite: KinetixEnv) -> Start:
     problems = [problem for level in levels if (problem := level_problem(level, size))]
     if problems:
         raise ValueError("; ".join(problems))
-    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(load(level, suite) for level in levels))
+    return OneOf(stacked(levels, suite), len(levels))
+
+
+def stacked(levels: Sequence[str], suite: KinetixEnv) -> EnvState:
+    """Hand-made levels side by side, [levels, ...]."""
+    states = jax.tree.map(lambda *leaves: np.stack(leaves), *(load(level, suite) for level in levels))
     find_collisions = jax.vmap(functools.partial(calculate_collision_matrix, suite.static_env_params))
-    return _one_of(stacked.replace(collision_matrix=find_collisions(stacked.joint)), len(levels))
+    return states.replace(collision_matrix=find_collisions(states.joint))
+
+
+def padded(levels: EnvState, suite: KinetixEnv) -> EnvState:
+    """Levels [levels, ...] of a smaller size, with empty slots up to those of `suite`."""
+    return jax.vmap(lambda level: strong(expand_env_state(level, suite.static_env_params)))(levels)
 
 
 def load(level: str, suite: KinetixEnv) -> EnvState:
@@ -175,7 +185,7 @@ def locomotion(suite: KinetixEnv, params: EnvParams) -> Start:
 def fixed_tasks(start: Start, count: int) -> Start:
     """One of `count` levels drawn once from `start` with a fixed key: the same set in every run of any seed."""
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(_TASK_SEED), jnp.arange(count))
-    return _one_of(jax.jit(jax.vmap(start))(keys), count)
+    return OneOf(jax.jit(jax.vmap(start))(keys), count)
 
 
 def empty(suite: KinetixEnv) -> Start:
@@ -202,21 +212,25 @@ def idling_solves(suite: KinetixEnv, params: EnvParams, level: EnvState) -> jax.
     return jax.lax.fori_loop(0, FILTER_STEPS, wait, (level, false, false))[2]
 
 
-def _one_of(levels: EnvState, count: int) -> Start:
-    """A uniform draw from stacked levels.
+class OneOf:
+    """A uniform draw from stacked levels [count, ...].
 
     Most of a level's bytes are contact caches that are zero in all of them: what the levels share is kept once, so
     that neither the compiled program nor the gather carries it `count` times.
     """
-    leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, levels))
-    varies = [bool((leaf != leaf[:1]).any()) for leaf in leaves]
-    kept = [leaf if vary else leaf[0] for leaf, vary in zip(leaves, varies, strict=True)]
 
-    def start(key: jax.Array) -> EnvState:
-        index = jax.random.randint(key, (), 0, count) if any(varies) else 0
-        chosen = [
-            jnp.asarray(leaf)[index] if vary else jnp.asarray(leaf) for leaf, vary in zip(kept, varies, strict=True)
-        ]
-        return jax.tree.unflatten(structure, chosen)
+    def __init__(self, levels: EnvState, count: int):
+        leaves, self._structure = jax.tree.flatten(jax.tree.map(np.asarray, levels))
+        self._varies = [bool((leaf != leaf[:1]).any()) for leaf in leaves]
+        self._kept = [leaf if vary else leaf[0] for leaf, vary in zip(leaves, self._varies, strict=True)]
+        self.count = count
 
-    return start
+    def __call__(self, key: jax.Array) -> EnvState:
+        return self.at(jax.random.randint(key, (), 0, self.count) if any(self._varies) else 0)
+
+    def at(self, index: jax.Array | int) -> EnvState:
+        """The level of that number."""
+        kept = zip(self._kept, self._varies, strict=True)
+        return jax.tree.unflatten(
+            self._structure, [jnp.asarray(leaf)[index] if vary else jnp.asarray(leaf) for leaf, vary in kept]
+        )

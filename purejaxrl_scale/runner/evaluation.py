@@ -88,9 +88,10 @@ def run_quota(
 ) -> Episodes:
     """Run `episodes` episodes in each of `num_envs` environments under each mode, until all have ended or given up.
 
-    Both modes see the same starts. Episode e of environment i has the key fold_in(fold_in(key, i), e).
+    Both modes see the same starts. Episode e of environment i has the key fold_in(fold_in(key, i), e). Where episodes
+    start from a fixed set of tasks, all of environment i are on task i, so that each task counts the same.
     """
-    environment = trainer.environment
+    environment, tasks = trainer.environment, getattr(trainer.environment, "num_tasks", 0)
     rows = jnp.arange(2 * num_envs)
     env_keys = jax.vmap(jax.random.fold_in, (None, 0))(key, rows % num_envs)
 
@@ -134,9 +135,9 @@ def run_quota(
             keys = start_keys(episode)
             now = restart(
                 environment,
-                "fresh",
+                "first_state" if tasks else "fresh",
                 (),
-                (),
+                start if tasks else (),
                 over & (episode < episodes),
                 lambda rows: keys[rows],
                 now,
@@ -145,7 +146,9 @@ def run_quota(
         return _Loop(now.state, now.observation, over, memory, episode, returns, length, done)
 
     none = jnp.zeros(2 * num_envs, jnp.int32)
-    start = reset(environment, start_keys(none))
+    start = (
+        Start(*jax.vmap(environment.task)(rows % num_envs % tasks)) if tasks else reset(environment, start_keys(none))
+    )
     empty = jnp.zeros((2 * num_envs, episodes))
     done = Episodes(empty, empty.astype(jnp.int32), empty.astype(bool), {})
     memory = (trainer.initial_memory(num_envs), trainer.initial_memory(num_envs))

@@ -188,6 +188,12 @@ METRICS: dict[str, Metric] = {
     ),
     "evaluation/MODE/length": Metric("steps of those episodes", "mean over finished episodes", "steps", "last"),
     "evaluation/MODE/success": Metric("share that reached the goal", "mean over finished episodes", "fraction", "last"),
+    "evaluation/kinetix/LEVELS/SIZE": Metric(
+        "share of attempts that reached the goal, by `evaluate --protocol kinetix`",
+        "mean over levels; standard error over levels beside it",
+        "fraction",
+        "last",
+    ),
 }
 
 
@@ -291,10 +297,14 @@ def read(path: Path) -> list[Line]:
     return [line for line, _ in _lines_with_ends(path)]
 
 
+def evaluations(run: Path) -> list[Line]:
+    """The lines of a run's own evaluations, one a mode each, without those of protocols."""
+    return [line for line in read(run / EVALUATIONS_FILE) if "protocol" not in line]
+
+
 def is_evaluated(run: Path, outer_step: int) -> bool:
     """Whether the record has both lines of an evaluation."""
-    lines = read(run / EVALUATIONS_FILE)
-    return {line["mode"] for line in lines if line["outer_step"] == outer_step} >= set(MODES)
+    return {line["mode"] for line in evaluations(run) if line["outer_step"] == outer_step} >= set(MODES)
 
 
 def cut_back(path: Path, outer_step: int) -> int:

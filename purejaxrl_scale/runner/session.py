@@ -356,7 +356,7 @@ class Session:
         for member, loss in zip(self._members, self._losses, strict=True):
             if not math.isfinite(loss):
                 self._remark(f"{member.name} has diverged: its loss is not finite")
-        members = [records.read(member / records.EVALUATIONS_FILE) for member in self._members]
+        members = [records.evaluations(member) for member in self._members]
         for lines in zip(*(lines[-len(records.MODES) :] for lines in members), strict=True):
             self.closing_words.append(evaluation.in_words(lines))
         if not self._config.run.report:

@@ -142,13 +142,16 @@ def write_gif(frames: Sequence[np.ndarray], path: Path, most_bytes: int = _GIF_B
     images = [Image.fromarray(np.asarray(frame)) for frame in frames]
     for side, colours, stride in ((360, 128, 1), (280, 64, 1), (240, 64, 2), (180, 32, 3), (120, 32, 4)):
         chosen = images[::stride] if images[::stride][-1] is images[-1] else [*images[::stride], images[-1]]
-        _save_gif([_scaled(image, side) for image in chosen], path, colours, stride)
+        # About 8 seconds for a film, but no slower than 10 and no faster than 33 frames a second.
+        pause = stride * 10 * round(min(100.0, max(30.0, 8000 / (len(chosen) * stride))) / 10)
+        save_gif([_scaled(image, side) for image in chosen], path, colours, pause)
         if path.stat().st_size <= most_bytes:
             break
     return path
 
 
-def _save_gif(images: list[Image.Image], path: Path, colours: int, stride: int) -> None:
+def save_gif(images: list[Image.Image], path: Path, colours: int, pause: int) -> None:
+    """Images of one size as a GIF that loops, each shown for `pause` milliseconds and the last for longer."""
     # One palette for the whole film: a palette a frame flickers, and dithering both flickers and compresses badly.
     sample = images[:: max(1, len(images) // 12)]
     width, height = sample[0].size
@@ -157,8 +160,6 @@ def _save_gif(images: list[Image.Image], path: Path, colours: int, stride: int) 
         montage.paste(image, (0, index * height))
     palette = montage.quantize(colours, method=Image.Quantize.MEDIANCUT)
     first, *rest = (image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images)
-    # About 8 seconds for a film, but no slower than 10 and no faster than 33 frames a second.
-    pause = stride * 10 * round(min(100.0, max(30.0, 8000 / (len(images) * stride))) / 10)
     durations = [pause] * len(rest) + [max(900, pause)]
     first.save(path, save_all=True, append_images=rest, duration=durations, loop=0, disposal=1)
 

@@ -146,5 +146,8 @@ class _Tail:
 
 
 def _named_evaluation(line: dict[str, Any]) -> dict[str, Any]:
-    named = {f"evaluation/{line['mode']}/{name}": value for name, value in line.items() if name not in _PLACE}
+    if "protocol" in line:
+        named = {f"evaluation/{line['protocol']}/{line['levels']}/{line['size']}": line["solve_rate"]}
+    else:
+        named = {f"evaluation/{line['mode']}/{name}": value for name, value in line.items() if name not in _PLACE}
     return {"evaluation/steps": line["steps"], **named}
