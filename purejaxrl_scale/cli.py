@@ -120,7 +120,8 @@ def _ending_at_a_signal() -> Iterator[None]:
     """While the runner does not answer signals, end at once: JAX's import can swallow a KeyboardInterrupt."""
 
     def end(number: int, frame: FrameType | None) -> None:
-        os.write(2, b"stopped by a signal\n")
+        # A progress bar may have hidden the cursor.
+        os.write(2, b"\x1b[?25h" * os.isatty(2) + b"stopped by a signal\n")
         os._exit(STOPPED)
 
     if threading.current_thread() is not threading.main_thread():

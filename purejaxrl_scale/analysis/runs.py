@@ -94,9 +94,10 @@ class Run:
 
     @cached_property
     def protocol(self) -> list[dict[str, Any]]:
-        """The lines of the newest evaluation by Kinetix's protocol: one for each kind and size of levels."""
+        """The lines of the newest complete evaluation by Kinetix's protocol, one for each kind and size of levels."""
         lines = [line for line in records.read(self.path / records.EVALUATIONS_FILE) if "protocol" in line]
-        newest = {(line["levels"], line["size"]): line for line in lines}
+        complete = [line["outer_step"] for line in lines if line["size"] == "all"]
+        newest = {(line["levels"], line["size"]): line for line in lines if line["outer_step"] in complete[-1:]}
         return list(newest.values())
 
     @cached_property

@@ -129,7 +129,7 @@ class _Collisions:
 
 
 class _NoContact(NamedTuple):
-    active: jax.Array
+    active: jax.Array  # bool[pairs] or bool[pairs, points]
 
 
 def _none(_: EnvState) -> tuple[_NoContact, _NoContact, _NoContact]:

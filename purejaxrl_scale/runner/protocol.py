@@ -213,13 +213,12 @@ def main(run: str | Path, which: Literal["newest", "best"] = "newest") -> int:
     checkpoint = loaded.checkpoint(which)
     place = {"steps": checkpoint.steps, "outer_step": checkpoint.outer_step}
     file, console = loaded.path / records.EVALUATIONS_FILE, Console(highlight=False)
-    known = records.read(file)
     rates: dict[str, float] = {}
     found: list[dict[str, Any]] = []
     cells: list[sheet.Cell] = []
 
     def record(lines: list[dict[str, Any]]) -> None:
-        records.append(file, [line for line in lines if line not in known])
+        records.append(file, lines)
         found.extend(lines)
 
     with _progress(console) as progress:
@@ -234,12 +233,15 @@ def main(run: str | Path, which: Literal["newest", "best"] = "newest") -> int:
             for result, shown in play_all(loaded.trainer, checkpoint.learner, levels, watched):
                 done = int((result != UNKNOWN).sum())
                 progress.update(task, completed=done, description=f"kinetix/{size}: attempts" if done else None)
-                for film, state in zip(films, shown, strict=False):
+                for film, state in zip(films, shown, strict=True):
                     if state is not None:
                         film.append(state)
             of_size = solve_rates(levels, result)
-            record(lines_of(of_size, size, **place))
+            lines = lines_of(of_size, size, **place)
+            record(lines)
             rates |= of_size
+            solved = ", ".join(f"{line['levels'].replace('_', '-')} {line['solve_rate']:.1%}" for line in lines)
+            console.print(f"kinetix/{size} solved: {solved}")
             progress.update(task, description=f"kinetix/{size}: filming")
             for level, film in zip(watched, films, strict=True):
                 frames = levels.environment.render(film)

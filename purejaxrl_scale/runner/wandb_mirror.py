@@ -61,7 +61,7 @@ class WandbMirror:
         import wandb
 
         mode = self._mode
-        if mode == "online" and not _has_login(wandb):
+        if mode == "online" and not _has_login(wandb, self._log):
             self._log("W&B has no login here and mirrors offline")
             mode = "offline"
         try:
@@ -116,14 +116,15 @@ class WandbMirror:
         )
 
 
-def _has_login(wandb: Any) -> bool:
+def _has_login(wandb: Any, log: Callable[[str], None]) -> bool:
     if os.environ.get("WANDB_API_KEY"):
         return True
     try:
         return bool(wandb.login(prompt=False))
     except TypeError:  # an older W&B, which has no such argument
         return bool(wandb.api.api_key)
-    except Exception:
+    except Exception as fault:
+        log(f"W&B's login fails ({type(fault).__name__}: {fault})")
         return False
 
 

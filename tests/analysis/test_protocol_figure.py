@@ -48,3 +48,12 @@ def test_a_protocol_stands_in_the_record_beside_evaluations(make_run):
     assert "| 640 | hand-made | all | 0.250 ± 0.000 | 74 x 20 |" in page
     assert "![kinetix_protocol.png](kinetix_protocol.png)" in page
     assert "kinetix_sheet" not in page
+
+
+def test_an_evaluation_that_was_interrupted_does_not_mix_with_the_one_before(make_run):
+    path = make_run(lines=4)
+    later = [line | {"outer_step": 30} for line in lines(0.75) if line["size"] == "s"]
+    records.append(path / records.EVALUATIONS_FILE, [*lines(0.25), *later])
+    assert load_run(path).protocol == lines(0.25)
+    records.append(path / records.EVALUATIONS_FILE, lines(0.5))
+    assert load_run(path).protocol == lines(0.5)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from purejaxrl_scale.config import EnvironmentConfig
-from purejaxrl_scale.environments import kinetix_levels, make
-from purejaxrl_scale.environments.kinetix_catalogue import LEVELS, protocol_problem, smallest_size
+from purejaxrl_scale.environments.kinetix_catalogue import protocol_problem
 from purejaxrl_scale.runner import protocol, sheet
 from tests.runner.conftest import ToyEnvironment, ToyState, ToyTrainer, toy_config
 
@@ -104,24 +103,6 @@ def test_watching_shows_first_attempts_until_they_end():
     shown = [show for _, show in protocol.play_all(ToyTrainer(toy_config("."), environment), None, levels, [1, 4])]
     seen = [[int(state.time) for state in of_level if state is not None] for of_level in zip(*shown, strict=True)]
     assert seen == [[0, 4, 8, 12], [0, 4, 8]]
-
-
-def test_a_padded_level_is_the_one_loaded_into_the_larger_size():
-    small = tuple(level for level in LEVELS if smallest_size(level) == "s")[:3]
-    with jax.numpy_rank_promotion("allow"):
-        suites = {size: make(f"kinetix/{size}", levels=small[:1], observation="flat").suite for size in "sm"}
-        padded = kinetix_levels.padded(kinetix_levels.stacked(small, suites["s"]), suites["m"])
-        loaded = kinetix_levels.stacked(small, suites["m"])
-    padded, loaded = dict(vars(padded)), dict(vars(loaded))
-    # Of things that are not there, the suite's padding and its files hold different numbers.
-    for kind in ("polygon", "circle", "joint", "thruster"):
-        mine, theirs = padded.pop(kind), loaded.pop(kind)
-        np.testing.assert_array_equal(mine.active, theirs.active)
-        for name in vars(mine):
-            one, other = np.asarray(getattr(mine, name)), np.asarray(getattr(theirs, name))
-            there = np.asarray(mine.active).reshape(mine.active.shape + (1,) * (one.ndim - 2))
-            np.testing.assert_array_equal(np.where(there, one, 0), np.where(there, other, 0), err_msg=name)
-    np.testing.assert_array_equal(padded["collision_matrix"], loaded["collision_matrix"])
 
 
 @pytest.mark.slow
