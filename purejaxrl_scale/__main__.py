@@ -2,6 +2,6 @@
 
 import sys
 
-from purejaxrl_scale.cli import main
+from purejaxrl_scale.cli import program
 
-sys.exit(main())
+sys.exit(program())

@@ -30,6 +30,17 @@ from purejaxrl_scale.suggest import did_you_mean
 DONE, FAILED, REFUSED, STOPPED = 0, 1, 2, 75
 
 
+def program() -> int:
+    """The command of this process: once it has ended its exit code stands, whatever signal comes in Python's shutdown.
+
+    JAX takes a good part of a second to go, and a run that is complete would otherwise seem to have been killed.
+    """
+    code = main()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    return code
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code."""
     streams.open_closed()

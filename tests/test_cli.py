@@ -378,3 +378,11 @@ def test_threads_are_added_only_for_several_cpu_devices(monkeypatch, name, value
     cli.main(["--version"])
     assert os.environ.get("NPROC") == threads
     monkeypatch.delenv("NPROC", raising=False)
+
+
+def test_a_signal_in_the_shutdown_does_not_change_the_exit_code():
+    script = (
+        "import atexit, os, signal, sys; from purejaxrl_scale.cli import program; "
+        "atexit.register(os.kill, os.getpid(), signal.SIGTERM); sys.argv = ['it', '--version']; sys.exit(program())"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True).returncode == cli.DONE
