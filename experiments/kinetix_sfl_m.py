@@ -62,6 +62,11 @@ SCALES = {
 }
 
 PRESETS = {
+    # One GPU of 80 GB or more: the paper's column for 65,536, with rollouts of 256 steps, the longest episode, so that
+    # every level is played out before the next outer step begins new ones.
+    "gpu": {
+        "scaling.num_envs": 65_536,
+    },
     "cpu": {
         "total_steps": 3_000_000,
         "environment.num_envs": 256,

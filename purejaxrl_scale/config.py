@@ -70,10 +70,10 @@ class EnvironmentConfig:
 class NetworkConfig:
     """The actor-critic."""
 
-    name: Literal["mlp", "minatar_cnn", "nature_cnn", "impala_cnn", "entity_transformer"] = "mlp"
+    name: Literal["mlp", "minatar_cnn", "nature_cnn", "impala_cnn", "entity_transformer", "entity_controls"] = "mlp"
     """The torso that turns an observation into features."""
     widths: tuple[int, ...] = (64, 64)
-    """Hidden layers of the MLP torso, or of each head after another torso."""
+    """Hidden layers of the MLP torso, or of each head after another torso; entity_controls: of each control's MLP."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Nonlinearity of dense layers."""
     layer_norm: bool = False

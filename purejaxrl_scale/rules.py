@@ -316,15 +316,17 @@ def _misfits(config: Config) -> Iterator[str]:
             f"{environment.name} are continuous, and nearly every update moves all of them; use kl"
         )
     kind = _observation_kind(config)
-    if network.name == "entity_transformer" and kind != "entity":
+    if network.name in {"entity_transformer", "entity_controls"} and kind != "entity":
         yield (
-            f"network.name entity_transformer needs the entity observation of a kinetix environment: "
+            f"network.name {network.name} needs the entity observation of a kinetix environment: "
             f"{environment.name} gives {_described(kind)}; use {_fitting_network(kind)}"
         )
+    if network.name == "entity_controls":
+        yield from _controls(config, kind)
     if network.name == "mlp" and kind == "entity":
         yield (
             f"network.name mlp needs a vector: {environment.name} gives entities; "
-            "set environment.observation flat, or network.name entity_transformer"
+            "set environment.observation flat, or network.name entity_transformer or entity_controls"
         )
     if network.name in {"minatar_cnn", "nature_cnn", "impala_cnn"} and kind != "pixels":
         other = ", or environment.observation pixels" if _suite(config) == "kinetix" else ""
@@ -336,6 +338,21 @@ def _misfits(config: Config) -> Iterator[str]:
         yield (
             f"environment.observation_normalisation needs a vector: {environment.name} gives {_described(kind)}, "
             "whose values are bounded already; leave it off"
+        )
+
+
+def _controls(config: Config, kind: str) -> Iterator[str]:
+    if config.network.recurrent:
+        yield (
+            "network.name entity_controls gives each control its own logits, and network.recurrent would mix them: "
+            "use entity_transformer"
+        )
+    if not config.network.widths:
+        yield "network.name entity_controls has features of the width of its last hidden layer: network.widths is empty"
+    if kind == "entity" and config.environment.action not in ("default", "multi_discrete"):
+        yield (
+            "network.name entity_controls chooses for each motor and each thruster: environment.action is "
+            f"{config.environment.action}; use multi_discrete, or network.name entity_transformer"
         )
 
 
@@ -358,4 +375,8 @@ def _described(kind: str) -> str:
 
 
 def _fitting_network(kind: str) -> str:
-    return {"entity": "entity_transformer", "flat": "mlp", "pixels": "minatar_cnn, nature_cnn, impala_cnn or mlp"}[kind]
+    return {
+        "entity": "entity_transformer or entity_controls",
+        "flat": "mlp",
+        "pixels": "minatar_cnn, nature_cnn, impala_cnn or mlp",
+    }[kind]

@@ -22,7 +22,14 @@ from purejaxrl_scale.outer_loop import adaptive_batch, noise_scale
 from purejaxrl_scale.outer_loop.reference_policy import ReferencePolicy
 
 # Samples whose activations stay small beside a CPU's caches, so that memory does not grow with the minibatch.
-CPU_MICROBATCH = {"mlp": 4096, "minatar_cnn": 1024, "nature_cnn": 128, "impala_cnn": 128, "entity_transformer": 128}
+CPU_MICROBATCH = {
+    "mlp": 4096,
+    "minatar_cnn": 1024,
+    "nature_cnn": 128,
+    "impala_cnn": 128,
+    "entity_transformer": 128,
+    "entity_controls": 2048,
+}
 
 ADAPTIVE_MICROBATCH = 64  # samples below which a smaller microbatch is hardly faster
 

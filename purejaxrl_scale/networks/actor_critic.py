@@ -14,6 +14,7 @@ from flax import linen as nn
 from purejaxrl_scale.config import NetworkConfig
 from purejaxrl_scale.environments.interface import ActionSpace, Box, Discrete, MultiDiscrete, PyTree
 from purejaxrl_scale.networks.distributions import Categorical, Distribution, Gaussian, MultiCategorical, TanhGaussian
+from purejaxrl_scale.networks.entity_controls import MOTOR_CHOICES, ControlHeads
 from purejaxrl_scale.networks.mlp import dense, mlp
 from purejaxrl_scale.networks.recurrent import GRU
 from purejaxrl_scale.networks.torso import check_torso, torso
@@ -116,8 +117,12 @@ class _Network(nn.Module):
             actor_memory, actor = self._features("actor_torso", memory[:1], observation, first)
             critic_memory, critic = self._features("critic_torso", memory[1:], observation, first)
             memory = actor_memory + critic_memory
-        outputs = self._head("actor", actor, sum(self.head.sizes), 0.01)
-        value = self._head("critic", critic, 1, 1.0)[..., 0]
+        if self.config.name == "entity_controls":
+            motors = self.head.sizes.count(MOTOR_CHOICES)
+            outputs, value = ControlHeads(self.config, motors, name="heads")(actor, critic)
+        else:
+            outputs = self._head("actor", actor, sum(self.head.sizes), 0.01)
+            value = self._head("critic", critic, 1, 1.0)[..., 0]
         log_std = None
         if self.head.kind in ("gaussian", "tanh_gaussian"):
             first_log_std = nn.initializers.constant(self.config.initial_log_std)
@@ -150,7 +155,13 @@ def make_actor_critic(config: NetworkConfig, observation_space: PyTree, action_s
     Raises ValueError where torso and observation, or policy and action space, do not fit.
     """
     check_torso(config, observation_space)
-    return ActorCritic(config, _action_head(config, action_space))
+    head = _action_head(config, action_space)
+    if config.name == "entity_controls" and (head.kind != "multi_categorical" or config.recurrent):
+        raise ValueError(
+            "network.name entity_controls has logits for each motor and each thruster: it needs multi-discrete actions "
+            "and no GRU; use entity_transformer"
+        )
+    return ActorCritic(config, head)
 
 
 def _action_head(config: NetworkConfig, action_space: ActionSpace) -> ActionHead:

@@ -67,8 +67,9 @@ class EntityTransformer(nn.Module):
         active = jnp.concatenate([observation["polygon_mask"], observation["circle_mask"]], axis=1)
         active = jnp.pad(active, ((0, 0), (1, 0)), constant_values=True)
         allowed = _with_dummy(observation["attention_mask"], active)
-        ends = _one_hot(observation["joint_indexes"], observation["joint_mask"], bodies)
-        mounts = _one_hot(observation["thruster_indexes"], observation["thruster_mask"], bodies)
+        # Counted past the dummy.
+        ends = one_hot(observation["joint_indexes"] + 1, observation["joint_mask"], bodies)
+        mounts = one_hot(observation["thruster_indexes"] + 1, observation["thruster_mask"], bodies)
 
         for _ in range(self.layers):
             bodies = AttentionLayer(self.heads, self.qkv_features, self.dtype)(bodies, allowed)
@@ -158,8 +159,8 @@ class Messages(nn.Module):
     ) -> jax.Array:
         width = bodies.shape[-1]
         to, other = ends[:, :, 0], ends[:, :, 1]
-        along_joint = jnp.concatenate([_pick(to, bodies), _pick(other, bodies), joints], axis=-1)
-        along_thruster = jnp.concatenate([_pick(mounts, bodies), thrusters], axis=-1)
+        along_joint = jnp.concatenate([pick(to, bodies), pick(other, bodies), joints], axis=-1)
+        along_thruster = jnp.concatenate([pick(mounts, bodies), thrusters], axis=-1)
         joint_message = Dense(width, dtype=self.dtype, param_dtype=jnp.float32, name="joint")(along_joint)
         thruster_message = Dense(width, dtype=self.dtype, param_dtype=jnp.float32, name="thruster")(along_thruster)
         receivers = jnp.concatenate([to, mounts], axis=1)
@@ -173,16 +174,16 @@ def _with_dummy(attention_mask: jax.Array, active: jax.Array) -> jax.Array:
     return jnp.moveaxis(mask, 1, -1) & active[:, :, None, None] & active[:, None, :, None]
 
 
-def _one_hot(indexes: jax.Array, mask: jax.Array, bodies: jax.Array) -> jax.Array:
-    """Rows that pick a body, [N, ..., m], counted past the dummy; a row of zeros where the mask is False.
+def one_hot(indexes: jax.Array, mask: jax.Array, bodies: jax.Array) -> jax.Array:
+    """Rows that pick a body, [N, ..., m]; a row of zeros where the mask is False.
 
     Gathers would be as fast, but their gradient, a scatter, adds in no fixed order on a GPU.
     """
     mask = mask.reshape(*mask.shape, *[1] * (indexes.ndim - mask.ndim))
-    picked = jnp.where(mask, indexes + 1, -1)
+    picked = jnp.where(mask, indexes, -1)
     return jax.nn.one_hot(picked, bodies.shape[1], dtype=bodies.dtype)
 
 
-def _pick(one_hot: jax.Array, bodies: jax.Array) -> jax.Array:
+def pick(one_hot: jax.Array, bodies: jax.Array) -> jax.Array:
     # A sum, not a matrix product: exact on accelerators that round the inputs of products.
     return jnp.sum(one_hot[..., None] * bodies[:, None], axis=2)

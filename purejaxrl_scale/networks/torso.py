@@ -7,6 +7,7 @@ from flax import linen as nn
 from purejaxrl_scale.config import NetworkConfig
 from purejaxrl_scale.environments.interface import Box, PyTree
 from purejaxrl_scale.networks.convolutional import ImpalaCNN, MinAtarCNN, NatureCNN
+from purejaxrl_scale.networks.entity_controls import EntityControls
 from purejaxrl_scale.networks.entity_transformer import ENTITY_FIELDS, MASK_KINDS, EntityTransformer
 from purejaxrl_scale.networks.mlp import MLPTorso
 
@@ -21,6 +22,8 @@ def torso(config: NetworkConfig, name: str) -> nn.Module:
         return NatureCNN(config.channels, config.compute_dtype, config.layer_norm, name=name)
     if config.name == "impala_cnn":
         return ImpalaCNN(dtype=config.compute_dtype, name=name)
+    if config.name == "entity_controls":
+        return EntityControls(config, name=name)
     return EntityTransformer(
         config.transformer_layers,
         config.transformer_width,
@@ -43,7 +46,7 @@ def check_torso(config: NetworkConfig, observation_space: PyTree) -> None:
     if config.name == "mlp" and entities:
         raise ValueError(
             "network.name mlp has no use for the order-free entity observation; "
-            "use environment.observation flat, or network.name entity_transformer"
+            "use environment.observation flat, or network.name entity_transformer or entity_controls"
         )
     if config.name in ("minatar_cnn", "nature_cnn", "impala_cnn") and (entities or ranks.count(3) != 1):
         raise ValueError(
@@ -55,7 +58,7 @@ def check_torso(config: NetworkConfig, observation_space: PyTree) -> None:
         _check_board(config.name, observation_space)
     if config.blocks and not config.widths:
         raise ValueError("network.blocks are of the width of the last hidden layer, and network.widths is empty")
-    if config.name == "entity_transformer":
+    if config.name in ("entity_transformer", "entity_controls"):
         _check_entities(config, observation_space)
 
 
@@ -75,9 +78,15 @@ def _check_entities(config: NetworkConfig, observation_space: Box | dict[str, Bo
     missing = [name for name in ENTITY_FIELDS if isinstance(observation_space, Box) or name not in observation_space]
     if missing:
         raise ValueError(
-            f"network.name entity_transformer needs Kinetix's entity observation, and {', '.join(missing)} "
+            f"network.name {config.name} needs Kinetix's entity observation, and {', '.join(missing)} "
             "are not in this one; use environment.observation entity in kinetix, or network.name mlp"
         )
+    if config.name == "entity_controls":
+        if not config.widths:
+            raise ValueError(
+                "network.name entity_controls needs at least one hidden layer, and network.widths is empty"
+            )
+        return
     legal = [
         heads
         for heads in range(MASK_KINDS, EntityTransformer.qkv_features + 1, MASK_KINDS)

@@ -1,0 +1,188 @@
+"""The network that looks at a scene from its controls: a plain version of it in float64, and its symmetries."""
+
+import jax
+import numpy as np
+import pytest
+
+from purejaxrl_scale.config import NetworkConfig
+from purejaxrl_scale.environments import kinetix
+from purejaxrl_scale.environments.interface import Box, Discrete, MultiDiscrete
+from purejaxrl_scale.networks import entity_controls, make_actor_critic
+from tests.networks.test_entity_transformer import (
+    BODIES,
+    CIRCLES,
+    JOINTS,
+    POLYGONS,
+    SIZES,
+    SPACE,
+    THRUSTERS,
+    random_like,
+)
+from tests.networks.test_entity_transformer import scene as any_scene
+
+MOTORS, WIDTH, BATCH = 4, 8, 4
+CONFIG = NetworkConfig(name="entity_controls", widths=(16, WIDTH), shared=True)
+FIRST = np.zeros(BATCH, bool)
+
+
+def scene(seed: int) -> dict[str, np.ndarray]:
+    """Observations whose colours and bindings are one-hot, and whose joints stand twice, once in either direction."""
+    rng = np.random.default_rng(seed)
+    fields = any_scene(seed)
+    fields["joint_mask"] = np.tile(fields["joint_mask"][:, :JOINTS], (1, 2))
+    fields["joint_indexes"] = np.where(fields["joint_mask"][..., None], fields["joint_indexes"], 0)
+    for name, columns in (("polygons", slice(8, 12)), ("circles", slice(8, 12)), ("thrusters", slice(3, 5))):
+        kinds = columns.stop - columns.start
+        fields[name][..., columns] = np.eye(kinds)[rng.integers(kinds, size=fields[name].shape[:2])]
+    fields["joints"][..., 12:16] = np.eye(MOTORS)[np.tile(rng.integers(MOTORS, size=(BATCH, JOINTS)), (1, 2))]
+    return fields
+
+
+@pytest.fixture(scope="module")
+def network():
+    """(apply, params): `apply(params, fields) -> (logits [4, 16], value [4])`, biases not near zero."""
+    model = make_actor_critic(CONFIG, SPACE, MultiDiscrete(SIZES))
+    one = jax.tree.map(lambda leaf: leaf[0], scene(0))
+    params = random_like(jax.eval_shape(model.init, jax.random.key(0), one), 0.5)
+
+    @jax.jit
+    def apply(params, fields):
+        _, policy, value = model.step(params, (), fields, FIRST)
+        return policy.logits, value
+
+    return apply, params
+
+
+def plain(params, fields, row: int) -> tuple[np.ndarray, float]:
+    """The same by loops over what there is in one scene, in float64."""
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    torso, heads = params["torso"], params["heads"]
+
+    def layer(weights, x):
+        return x @ weights["kernel"] + weights["bias"]
+
+    def hidden(weights, x):
+        for number in range(2):
+            x = np.tanh(layer(weights[f"Dense_{number}"], x))
+        return x
+
+    bodies, colours = [], np.zeros((4, WIDTH))
+    for name in ("polygon", "circle"):
+        for features, active in zip(fields[f"{name}s"][row], fields[f"{name}_mask"][row], strict=True):
+            seen = features.astype(np.float64) if active else np.zeros(len(features))
+            bodies.append(layer(torso[f"{name}s"], seen))
+            colours += np.outer(seen[8:12], bodies[-1])
+    motors, thrusters = np.zeros((MOTORS, WIDTH)), np.zeros((2, WIDTH))
+    for joint in range(JOINTS):
+        if fields["joint_mask"][row, joint]:
+            to, other = (bodies[index] for index in fields["joint_indexes"][row, joint])
+            features = fields["joints"][row, joint]
+            seen = np.concatenate([to, other, features[:12], features[16:], colours.ravel()])
+            motors[features[12:16].argmax()] += hidden(torso["motor"], seen)
+    for thruster in range(THRUSTERS):
+        if fields["thruster_mask"][row, thruster]:
+            features = fields["thrusters"][row, thruster]
+            mount = bodies[fields["thruster_indexes"][row, thruster]]
+            seen = np.concatenate([mount, features[:3], features[5:], colours.ravel()])
+            thrusters[features[3:5].argmax()] += hidden(torso["thruster"], seen)
+    logits = [layer(heads["motor"], motor) for motor in motors] + [layer(heads["thruster"], one) for one in thrusters]
+    read = np.concatenate([colours.ravel(), motors.sum(0), thrusters.sum(0)])
+    return np.concatenate(logits), float(layer(heads["critic"], hidden(heads["critic_hidden"], read))[0])
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_it_is_the_plain_network(network, seed):
+    apply, params = network
+    fields = scene(seed)
+    logits, values = apply(params, fields)
+    for row in range(BATCH):
+        expected, value = plain(params, fields, row)
+        np.testing.assert_allclose(logits[row], expected, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(values[row], value, rtol=1e-4, atol=1e-4)
+
+
+def reordered(fields: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+    """The same scene with polygons, circles, joints and thrusters each in another order."""
+    rng = np.random.default_rng(seed)
+    polygons, circles, joints, thrusters = (rng.permutation(n) for n in (POLYGONS, CIRCLES, JOINTS, THRUSTERS))
+    new_place = np.argsort(np.concatenate([polygons, POLYGONS + circles])).astype(np.int32)
+    order = {"polygon": polygons, "circle": circles, "joint": np.r_[joints, JOINTS + joints], "thruster": thrusters}
+    out = dict(fields)
+    for name, index in order.items():
+        out[f"{name}s"], out[f"{name}_mask"] = fields[f"{name}s"][:, index], fields[f"{name}_mask"][:, index]
+    out["joint_indexes"] = new_place[fields["joint_indexes"][:, order["joint"]]]
+    out["thruster_indexes"] = new_place[fields["thruster_indexes"][:, thrusters]]
+    return out
+
+
+def test_order_of_entities_makes_no_difference(network):
+    apply, params = network
+    fields = scene(1)
+    for left, right in zip(apply(params, reordered(fields, 2)), apply(params, fields), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
+
+
+def test_a_motor_that_is_renumbered_keeps_its_logits(network):
+    apply, params = network
+    fields = scene(1)
+    other = fields | {"joints": fields["joints"].copy()}
+    other["joints"][..., 12:16] = fields["joints"][..., 12:16][..., ::-1]
+    (logits, value), (renumbered, same) = apply(params, fields), apply(params, other)
+    motors = np.asarray(logits)[:, :12].reshape(BATCH, MOTORS, 3)
+    np.testing.assert_allclose(np.asarray(renumbered)[:, :12].reshape(motors.shape), motors[:, ::-1], rtol=1e-6)
+    np.testing.assert_allclose(same, value, rtol=1e-5)
+
+
+def test_a_control_that_drives_nothing_sees_nothing(network):
+    apply, params = network
+    logits = []
+    for seed in (1, 2):
+        fields = scene(seed)
+        fields["joint_mask"][:] = fields["thruster_mask"][:] = False
+        logits.append(apply(params, fields)[0])
+    np.testing.assert_array_equal(logits[0], logits[1])
+
+
+def test_inactive_entities_and_the_second_direction_make_no_difference(network):
+    apply, params = network
+    fields = scene(1)
+    spoiled = dict(fields)
+    for name in ("polygon", "circle", "joint", "thruster"):
+        spoiled[f"{name}s"] = np.where(fields[f"{name}_mask"][..., None], fields[f"{name}s"], np.nan)
+    spoiled["joints"][:, JOINTS:] = np.nan
+    for name in ("joint", "thruster"):
+        mask = fields[f"{name}_mask"].reshape(fields[f"{name}_indexes"].shape[:2] + (1,) * (name == "joint"))
+        spoiled[f"{name}_indexes"] = np.where(mask, fields[f"{name}_indexes"], BODIES - 1)
+    for left, right in zip(apply(params, spoiled), apply(params, fields), strict=True):
+        np.testing.assert_array_equal(left, right)
+    gradient = jax.grad(lambda params: sum(leaf.sum() for leaf in apply(params, spoiled)))(params)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+
+
+def test_columns_are_those_of_kinetix():
+    """One-hot where the network takes colours and bindings from, on hand-made levels as the suite shows them."""
+    environment = kinetix.make("m", levels=("m/h3_car_thrust", "m/h0_unicycle"))
+    fields, _ = jax.jit(jax.vmap(environment.reset))(jax.random.split(jax.random.key(0), 8))
+    for name, mask, columns in (
+        ("polygons", "polygon_mask", entity_controls.COLOURS),
+        ("circles", "circle_mask", entity_controls.COLOURS),
+        ("thrusters", "thruster_mask", slice(3, 5)),
+    ):
+        kinds = np.asarray(fields[name])[np.asarray(fields[mask])][:, columns]
+        assert len(kinds)
+        np.testing.assert_array_equal(np.sort(kinds, axis=1)[:, -1], 1.0)
+        np.testing.assert_array_equal(kinds.sum(1), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("config", "space", "actions", "message"),
+    [
+        ({"widths": ()}, SPACE, MultiDiscrete(SIZES), "network.widths is empty"),
+        ({"recurrent": True}, SPACE, MultiDiscrete(SIZES), "no GRU"),
+        ({}, SPACE, Discrete(4), "needs multi-discrete actions"),
+        ({}, Box(np.zeros(3), np.ones(3), (3,)), MultiDiscrete(SIZES), "entity_controls needs Kinetix's entity"),
+    ],
+)
+def test_refusals(config, space, actions, message):
+    with pytest.raises(ValueError, match=message):
+        make_actor_critic(NetworkConfig(name="entity_controls", **config), space, actions)
