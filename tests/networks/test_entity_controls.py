@@ -31,6 +31,8 @@ def scene(seed: int) -> dict[str, np.ndarray]:
     fields = any_scene(seed)
     fields["joint_mask"] = np.tile(fields["joint_mask"][:, :JOINTS], (1, 2))
     fields["joint_indexes"] = np.where(fields["joint_mask"][..., None], fields["joint_indexes"], 0)
+    for name in ("polygons", "circles"):
+        fields[name][..., 4:6] = np.abs(fields[name][..., 4:6]) * [5, 5000]
     for name, columns in (("polygons", slice(8, 12)), ("circles", slice(8, 12)), ("thrusters", slice(3, 5))):
         kinds = columns.stop - columns.start
         fields[name][..., columns] = np.eye(kinds)[rng.integers(kinds, size=fields[name].shape[:2])]
@@ -54,9 +56,12 @@ def network():
 
 
 def plain(params, fields, row: int) -> tuple[np.ndarray, float]:
-    """The same by loops over what there is in one scene, in float64."""
+    """The same by loops over what there is in one scene, in float64, with complex numbers for the plane."""
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
     torso, heads = params["torso"], params["heads"]
+    fields = {
+        name: leaf[row].astype(np.float64 if leaf.dtype == np.float32 else leaf.dtype) for name, leaf in fields.items()
+    }
 
     def layer(weights, x):
         return x @ weights["kernel"] + weights["bias"]
@@ -66,27 +71,75 @@ def plain(params, fields, row: int) -> tuple[np.ndarray, float]:
             x = np.tanh(layer(weights[f"Dense_{number}"], x))
         return x
 
-    bodies, colours = [], np.zeros((4, WIDTH))
-    for name in ("polygon", "circle"):
-        for features, active in zip(fields[f"{name}s"][row], fields[f"{name}_mask"][row], strict=True):
-            seen = features.astype(np.float64) if active else np.zeros(len(features))
-            bodies.append(layer(torso[f"{name}s"], seen))
-            colours += np.outer(seen[8:12], bodies[-1])
+    def unit(z):
+        return z / np.sqrt(abs(z) ** 2 + 1e-4)
+
+    def numbers(*plane):
+        return np.array([part for z in plane for part in (z.real, z.imag)])
+
+    bodies = []
+    for kind in ("polygon", "circle"):
+        for features, active in zip(fields[f"{kind}s"], fields[f"{kind}_mask"], strict=True):
+            tamed = features.copy()
+            tamed[4:6] = np.log(1 + features[4:6])
+            bodies.append(
+                {
+                    "active": active,
+                    "place": complex(*features[:2]),
+                    "velocity": complex(*features[2:4]),
+                    "turn": complex(features[13], features[12]),
+                    "colour": features[8:12],
+                    "rest": np.concatenate([tamed[4:6], features[7:8], features[8:12]]),
+                    "embedded": np.tanh(layer(torso[f"{kind}s"], tamed)),
+                }
+            )
+    of_colour, sums = {}, np.zeros((4, WIDTH))
+    for colour in range(4):
+        there = [body for body in bodies if body["active"] and body["colour"][colour] == 1]
+        sums[colour] = sum((body["embedded"] for body in there), np.zeros(WIDTH))
+        if there:
+            of_colour[colour] = tuple(np.mean([body[name] for body in there]) for name in ("place", "velocity"))
+    green, blue = (of_colour.get(colour, (0j, 0j)) for colour in (1, 2))
+    pairs = []
+    for other in (2, 3):
+        if 1 in of_colour and other in of_colour:
+            gap, growth = (a - b for a, b in zip(of_colour[other], green, strict=True))
+            along = [(unit(gap).conjugate() * z).real for z in (gap, growth)]
+            pairs.append(np.concatenate([numbers(gap, growth), along[:1], numbers(unit(gap)), along[1:]]))
+        else:
+            pairs.append(np.zeros(8))
+    scene = hidden(torso["scene"], np.concatenate([*pairs, sums.ravel()]))
+
+    def control(name, features, place, axis, ends):
+        def from_here(place_there, velocity):
+            return numbers((place_there - place) * axis.conjugate(), velocity * axis.conjugate())
+
+        seen = [features, numbers(axis)]
+        seen += [from_here(*of_colour[c]) if c in of_colour else np.zeros(4) for c in (1, 2, 3)]
+        gap, growth = blue[0] - green[0], blue[1] - green[1]
+        seen.append(numbers(unit(gap) * axis.conjugate(), growth * axis.conjugate()))
+        for body in ends:
+            seen += [from_here(body["place"], body["velocity"]), body["rest"], body["embedded"]]
+        return hidden(torso[name], np.concatenate([*seen, scene]))
+
     motors, thrusters = np.zeros((MOTORS, WIDTH)), np.zeros((2, WIDTH))
     for joint in range(JOINTS):
-        if fields["joint_mask"][row, joint]:
-            to, other = (bodies[index] for index in fields["joint_indexes"][row, joint])
-            features = fields["joints"][row, joint]
-            seen = np.concatenate([to, other, features[:12], features[16:], colours.ravel()])
-            motors[features[12:16].argmax()] += hidden(torso["motor"], seen)
+        if fields["joint_mask"][joint]:
+            ends = [bodies[index] for index in fields["joint_indexes"][joint]]
+            features = fields["joints"][joint]
+            place = ends[0]["place"] + ends[0]["turn"] * complex(*features[2:4])
+            rest = np.concatenate([features[:12], features[16:]])
+            motors[features[12:16].argmax()] += control("motor", rest, place, 1 + 0j, ends)
     for thruster in range(THRUSTERS):
-        if fields["thruster_mask"][row, thruster]:
-            features = fields["thrusters"][row, thruster]
-            mount = bodies[fields["thruster_indexes"][row, thruster]]
-            seen = np.concatenate([mount, features[:3], features[5:], colours.ravel()])
-            thrusters[features[3:5].argmax()] += hidden(torso["thruster"], seen)
+        if fields["thruster_mask"][thruster]:
+            body = bodies[fields["thruster_indexes"][thruster]]
+            features = fields["thrusters"][thruster]
+            place = body["place"] + body["turn"] * complex(*features[1:3])
+            axis = body["turn"] * complex(features[6], features[5])
+            rest = np.concatenate([features[:3], features[5:]])
+            thrusters[features[3:5].argmax()] += control("thruster", rest, place, axis, [body])
     logits = [layer(heads["motor"], motor) for motor in motors] + [layer(heads["thruster"], one) for one in thrusters]
-    read = np.concatenate([colours.ravel(), motors.sum(0), thrusters.sum(0)])
+    read = np.concatenate([scene, motors.sum(0), thrusters.sum(0)])
     return np.concatenate(logits), float(layer(heads["critic"], hidden(heads["critic_hidden"], read))[0])
 
 
