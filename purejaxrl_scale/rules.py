@@ -336,8 +336,8 @@ def _misfits(config: Config) -> Iterator[str]:
         )
     if environment.observation_normalisation and kind != "flat":
         yield (
-            f"environment.observation_normalisation needs a vector: {environment.name} gives {_described(kind)}, "
-            "whose values are bounded already; leave it off"
+            f"environment.observation_normalisation needs a vector: {environment.name} gives {_described(kind)}; "
+            "leave it off"
         )
 
 

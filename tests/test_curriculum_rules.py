@@ -73,6 +73,15 @@ def test_the_papers_table(name, num_envs, column):
     assert (options.share, options.search_length, algorithm.rollout_length, algorithm.epochs) == (0.5, 512, 256, 8)
 
 
+@pytest.mark.parametrize("size", ["s", "m", "l"])
+def test_the_gpu_preset_is_the_papers_column_for_65536(size):
+    name = f"kinetix_sfl_{size}"
+    preset = choose([name, "--preset", "gpu"], "train").config
+    column = choose([name, "--scaling.num-envs", "65536"], "train").config
+    stored = "bfloat16" if size == "l" else "float32"
+    assert preset == config_io.replace(column, {"environment.observation_storage": stored})
+
+
 def test_what_is_typed_comes_after_what_belongs_to_a_scale():
     arguments = ["kinetix_sfl_s", "--scaling.num-envs", "65536", "--curriculum.every", "7"]
     config = choose(arguments, "train").config

@@ -11,6 +11,7 @@ from purejaxrl_scale.config import Config, problems
 from purejaxrl_scale.named_experiments import find_experiment, names
 from purejaxrl_scale.rules import RANGES, TRANSFORMER_HEADS
 
+KINETIX_CONTROLS = {"environment.name": "kinetix/s", "network.name": "entity_controls"}
 ENVIRONMENTS = ["kinetix/s", "kinetix/m", "kinetix/l", "kinetix/locomotion", "brax/ant", "gymnax/CartPole-v1"]
 
 
@@ -214,6 +215,10 @@ def test_options_that_would_be_ignored_are_refused(name, value):
     [
         ({"environment.name": "kinetix/s"}, "set environment.observation flat, or network.name entity_transformer"),
         ({"network.name": "entity_transformer"}, "gives a vector; use mlp"),
+        ({"network.name": "entity_controls"}, "entity_controls needs the entity observation of a kinetix environment"),
+        (KINETIX_CONTROLS | {"network.recurrent": True}, "network.recurrent would mix them"),
+        (KINETIX_CONTROLS | {"network.widths": ()}, "network.widths is empty"),
+        (KINETIX_CONTROLS | {"environment.action": "continuous"}, "use multi_discrete, or network.name"),
         ({"network.name": "impala_cnn"}, "needs an image: gymnax/CartPole-v1 gives a vector; use mlp"),
         (
             {"environment.name": "kinetix/s", "network.name": "minatar_cnn", "environment.observation": "flat"},
