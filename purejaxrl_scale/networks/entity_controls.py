@@ -23,7 +23,7 @@ from purejaxrl_scale.networks.mlp import ACTIVATIONS, HIDDEN_SCALE, dense, mlp
 MOTOR_CHOICES, THRUSTER_CHOICES = 3, 2
 # Kinetix's columns of any body ...
 _POSITION, _VELOCITY, _MOTION, _INVERSES = slice(0, 2), slice(2, 4), slice(0, 4), slice(4, 6)
-_SPIN, COLOURS, _SIN, _COS, _COMMON = slice(7, 8), slice(8, 12), 12, 13, 16
+_SPIN, _COLOURS, _SIN, _COS, _COMMON = slice(7, 8), slice(8, 12), 12, 13, 16
 _GREEN, _BLUE, _RED = 1, 2, 3
 # ... of a joint: where on the first body it is, and, before six others, its motor's number ...
 _JOINT_PLACE, _JOINT_BINDING, _JOINT_OTHERS = slice(2, 4), 12, 18
@@ -76,7 +76,7 @@ class EntityControls(nn.Module):
         return ACTIVATIONS[self.config.activation](layer(features))
 
     def _bodies(self, columns: jax.Array, embedded: jax.Array) -> _Bodies:
-        colour = columns[..., COLOURS]
+        colour = columns[..., _COLOURS]
         count = jnp.sum(colour, axis=1)[..., None]
         motion = jnp.sum(colour[..., None] * columns[:, :, None, _MOTION], axis=1) / jnp.maximum(count, 1.0)
         there = jnp.minimum(count, 1.0)
@@ -109,7 +109,7 @@ class EntityControls(nn.Module):
         seen.append(_along(jnp.concatenate([_direction(gap), gap[..., _VELOCITY]], axis=-1)[:, None], axis))
         for end in ends:
             body = pick(end, bodies.columns)
-            seen += [from_here(body[..., _MOTION]), _logarithms(body), body[..., _SPIN], body[..., COLOURS]]
+            seen += [from_here(body[..., _MOTION]), _logarithms(body), body[..., _SPIN], body[..., _COLOURS]]
             seen.append(pick(end, bodies.embedded))
         seen.append(jnp.broadcast_to(bodies.scene[:, None], (*features.shape[:2], bodies.scene.shape[-1])))
         read = mlp(self.config, name)(jnp.concatenate(seen, axis=-1))

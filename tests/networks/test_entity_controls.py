@@ -7,7 +7,7 @@ import pytest
 from purejaxrl_scale.config import NetworkConfig
 from purejaxrl_scale.environments import kinetix
 from purejaxrl_scale.environments.interface import Box, Discrete, MultiDiscrete
-from purejaxrl_scale.networks import entity_controls, make_actor_critic
+from purejaxrl_scale.networks import make_actor_critic
 from tests.networks.test_entity_transformer import (
     BODIES,
     CIRCLES,
@@ -213,18 +213,31 @@ def test_inactive_entities_and_the_second_direction_make_no_difference(network):
 
 
 def test_columns_are_those_of_kinetix():
-    """One-hot where the network takes colours and bindings from, on hand-made levels as the suite shows them."""
-    environment = kinetix.make("m", levels=("m/h3_car_thrust", "m/h0_unicycle"))
-    fields, _ = jax.jit(jax.vmap(environment.reset))(jax.random.split(jax.random.key(0), 8))
-    for name, mask, columns in (
-        ("polygons", "polygon_mask", entity_controls.COLOURS),
-        ("circles", "circle_mask", entity_controls.COLOURS),
-        ("thrusters", "thruster_mask", slice(3, 5)),
-    ):
-        kinds = np.asarray(fields[name])[np.asarray(fields[mask])][:, columns]
-        assert len(kinds)
-        np.testing.assert_array_equal(np.sort(kinds, axis=1)[:, -1], 1.0)
-        np.testing.assert_array_equal(kinds.sum(1), 1.0)
+    """A car with a thruster, as the suite shows it: what is read is one-hot, on the circle, or the same joint twice."""
+    environment = kinetix.make("m", levels=("m/h3_car_thrust",))
+    fields, state = jax.jit(environment.reset)(jax.random.key(0))
+    fields = jax.tree.map(np.asarray, fields)
+    polygons, circles, joints, thrusters = (
+        fields[f"{name}s"][fields[f"{name}_mask"]] for name in ("polygon", "circle", "joint", "thruster")
+    )
+    bodies = np.concatenate([fields["polygons"][:, :16], fields["circles"][:, :16]])
+    for one_hot in (polygons[:, 8:12], circles[:, 8:12], joints[:, 12:16], thrusters[:, 3:5]):
+        np.testing.assert_array_equal(np.sort(one_hot, axis=1)[:, -1], 1.0)
+        np.testing.assert_array_equal(one_hot.sum(axis=1), 1.0)
+    np.testing.assert_allclose(np.hypot(bodies[:, 12], bodies[:, 13]), 1.0, rtol=1e-5)
+    np.testing.assert_allclose(np.hypot(thrusters[:, 5], thrusters[:, 6]), 1.0, rtol=1e-5)
+    np.testing.assert_allclose(bodies[: len(fields["polygons"]), 5], state.polygon.inverse_inertia)
+
+    def on_body(index, place):
+        body = bodies[index]
+        return complex(*body[:2]) + complex(body[13], body[12]) * complex(*place)
+
+    count = len(fields["joints"]) // 2
+    for joint in np.flatnonzero(fields["joint_mask"][:count]):
+        to, other = fields["joint_indexes"][joint]
+        features = fields["joints"][joint]
+        assert abs(on_body(to, features[2:4]) - on_body(other, features[4:6])) < 1e-3
+    assert fields["joint_mask"][:count].sum() >= 2
 
 
 @pytest.mark.parametrize(
