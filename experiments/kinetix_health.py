@@ -23,36 +23,25 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # a hit in JAX's compile cac
 RESULTS = Path(__file__).parent / "results"
 FILE = "kinetix_health"
 SEEDS = (0, 1, 2)
-POINTS = 8
+POINTS = 6
 
 
-class Uniform:
-    """A policy that draws every action uniformly, in the place of a trained one."""
+def uniform_policy(learner):
+    """The learner with all parameters 0: every action is as likely as any other."""
+    import jax
+    import jax.numpy as jnp
 
-    def __init__(self, trainer):
-        self.trainer = trainer
-
-    def initial_memory(self, count):
-        """Nothing to remember."""
-        return self.trainer.initial_memory(count)
-
-    def act(self, learner, memory, observation, is_first, keys, deterministic):
-        """Any action whatever, by the network with all logits the same."""
-        import jax
-        import jax.numpy as jnp
-
-        learner = learner._replace(params=jax.tree.map(jnp.zeros_like, learner.params))
-        return self.trainer.act(learner, memory, observation, is_first, keys, deterministic)
+    return learner._replace(learnt=learner.learnt._replace(params=jax.tree.map(jnp.zeros_like, learner.params)))
 
 
-def play(player, learner, levels, label: str) -> list[float]:
-    """The share of its attempts that the player solves on each level."""
+def play(trainer, learner, levels, label: str) -> list[float]:
+    """The share of its attempts that the learner solves on each level."""
     import numpy as np
 
     from purejaxrl_scale.runner import protocol
 
     result = np.zeros(0)
-    for result, _ in protocol.play_all(player, learner, levels):
+    for result, _ in protocol.play_all(trainer, learner, levels):
         print(f"\r{label}: {(result != 0).mean():4.0%} of {len(result):,} attempts ", end="", flush=True)
     print("\r" + " " * 70, end="\r")
     return [round(rate, 3) for rate in protocol.solve_rates(levels, result).values()]
@@ -80,14 +69,15 @@ def train(seed: int, minutes: float) -> dict:
     )
     once = levels._replace(attempts=np.ones_like(levels.attempts))
     state = trainer.init(jax.random.key(seed))
-    print(f"seed {seed}: compiling", flush=True)
+    uniform = play(trainer, uniform_policy(state.learner), levels, "uniform policy")
+    print(f"uniform policy: {np.mean(uniform):.1%} solved\nseed {seed}: compiling", flush=True)
     began, spent, points, trained = time.monotonic(), 0.0, [], 0
     while True:
         state, _ = trainer.chunk(state, 4)
         jax.block_until_ready(state)
         spent = time.monotonic() - began - sum(point["playing"] for point in points)
-        print(f"\rseed {seed}: {spent / 60:.1f} of {minutes:g} minutes ", end="", flush=True)
         trained += 4
+        print(f"\rseed {seed}: {spent / 60:.1f} of {minutes:g} minutes ", end="", flush=True)
         ends = spent / 60 >= minutes or trained >= config.num_outer_steps
         if ends or spent / 60 >= minutes * (len(points) + 1) / POINTS:
             since = time.monotonic()
@@ -98,8 +88,6 @@ def train(seed: int, minutes: float) -> dict:
             print(f"seed {seed}: {steps:,} steps in {spent / 60:.1f} minutes: {np.mean(rates):.1%} solved", flush=True)
             if ends:
                 break
-    uniform = play(Uniform(trainer), state.learner, levels, "uniform policy")
-    print(f"uniform policy: {np.mean(uniform):.1%} solved")
     points = [{name: point[name] for name in ("steps", "seconds", "solve_rate")} for point in points]
     return {"seed": seed, "points": points, "solve_rates": rates, "uniform": uniform}
 

@@ -56,3 +56,17 @@ def test_nothing_to_draw_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["kinetix_health.py", "--draw", "--output", str(tmp_path)])
     with pytest.raises(SystemExit, match="nothing to draw"):
         health.main()
+
+
+def test_the_uniform_policy_is_uniform():
+    import jax
+
+    from purejaxrl_scale import make_train
+    from purejaxrl_scale.config import Config
+
+    trainer = make_train(Config(total_steps=4096))
+    learner = health.uniform_policy(trainer.init(jax.random.key(0)).learner)
+    observation = 10 * jax.random.normal(jax.random.key(1), (4000, 4))
+    keys = jax.random.split(jax.random.key(2), 4000)
+    action, *_ = trainer.act(learner, (), observation, np.zeros(4000, bool), keys, deterministic=False)
+    assert abs(np.mean(np.asarray(action)) - 0.5) < 4 * 0.5 / np.sqrt(4000)
