@@ -67,8 +67,8 @@ PRESETS = {
     "gpu": {
         "scaling.num_envs": 65_536,
     },
-    # Half an hour of two CPU cores, with a network that looks at the scene from each motor and thruster: chosen by
-    # measurement, see README.
+    # Half an hour of two CPU cores, with a network that looks at the scene from each motor and thruster;
+    # experiments/kinetix_health.py measures what it learns.
     "cpu": {
         "total_steps": 4_000_000,
         "environment.num_envs": 256,
