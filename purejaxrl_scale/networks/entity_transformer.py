@@ -185,5 +185,6 @@ def one_hot(indexes: jax.Array, mask: jax.Array, bodies: jax.Array) -> jax.Array
 
 
 def pick(one_hot: jax.Array, bodies: jax.Array) -> jax.Array:
+    """The bodies that rows of `one_hot` pick: [N, k, m] and [N, m, .] -> [N, k, .]."""
     # A sum, not a matrix product: exact on accelerators that round the inputs of products.
     return jnp.sum(one_hot[..., None] * bodies[:, None], axis=2)

@@ -9,7 +9,6 @@ from purejaxrl_scale.environments import kinetix
 from purejaxrl_scale.environments.interface import Box, Discrete, MultiDiscrete
 from purejaxrl_scale.networks import make_actor_critic
 from tests.networks.test_entity_transformer import (
-    BODIES,
     CIRCLES,
     JOINTS,
     POLYGONS,
@@ -17,6 +16,7 @@ from tests.networks.test_entity_transformer import (
     SPACE,
     THRUSTERS,
     random_like,
+    with_inactive_spoiled,
 )
 from tests.networks.test_entity_transformer import scene as any_scene
 
@@ -199,13 +199,8 @@ def test_a_control_that_drives_nothing_sees_nothing(network):
 def test_inactive_entities_and_the_second_direction_make_no_difference(network):
     apply, params = network
     fields = scene(1)
-    spoiled = dict(fields)
-    for name in ("polygon", "circle", "joint", "thruster"):
-        spoiled[f"{name}s"] = np.where(fields[f"{name}_mask"][..., None], fields[f"{name}s"], np.nan)
+    spoiled = with_inactive_spoiled(fields)
     spoiled["joints"][:, JOINTS:] = np.nan
-    for name in ("joint", "thruster"):
-        mask = fields[f"{name}_mask"].reshape(fields[f"{name}_indexes"].shape[:2] + (1,) * (name == "joint"))
-        spoiled[f"{name}_indexes"] = np.where(mask, fields[f"{name}_indexes"], BODIES - 1)
     for left, right in zip(apply(params, spoiled), apply(params, fields), strict=True):
         np.testing.assert_array_equal(left, right)
     gradient = jax.grad(lambda params: sum(leaf.sum() for leaf in apply(params, spoiled)))(params)

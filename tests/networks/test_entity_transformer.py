@@ -78,6 +78,17 @@ def permuted(fields: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
     return out
 
 
+def with_inactive_spoiled(fields: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The same scene with NaN in all that is inactive, and indexes there that point at the last body."""
+    spoiled = dict(fields)
+    for name in ("polygon", "circle", "joint", "thruster"):
+        spoiled[f"{name}s"] = np.where(fields[f"{name}_mask"][..., None], fields[f"{name}s"], np.nan)
+    for name, mask in (("joint_indexes", "joint_mask"), ("thruster_indexes", "thruster_mask")):
+        keep = fields[mask].reshape(*fields[mask].shape, *[1] * (fields[name].ndim - 2))
+        spoiled[name] = np.where(keep, fields[name], BODIES - 1)
+    return spoiled
+
+
 def test_order_of_entities_makes_no_difference(small):
     apply, params = small
     fields = scene(1)
@@ -102,12 +113,7 @@ def test_indexes_and_masks_make_a_difference(small):
 def test_contents_of_inactive_entities_make_no_difference(small):
     apply, params = small
     fields = scene(1)
-    spoiled = dict(fields)
-    for name in ("polygon", "circle", "joint", "thruster"):
-        spoiled[f"{name}s"] = np.where(fields[f"{name}_mask"][..., None], fields[f"{name}s"], np.nan)
-    for name, mask in (("joint_indexes", "joint_mask"), ("thruster_indexes", "thruster_mask")):
-        keep = fields[mask].reshape(*fields[mask].shape, *[1] * (fields[name].ndim - 2))
-        spoiled[name] = np.where(keep, fields[name], BODIES - 1)
+    spoiled = with_inactive_spoiled(fields)
     np.testing.assert_array_equal(apply(params, spoiled), apply(params, fields))
     gradient = jax.grad(lambda params: jnp.sum(apply(params, spoiled)))(params)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
