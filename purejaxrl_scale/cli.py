@@ -281,6 +281,13 @@ def _report(arguments: list[str]) -> int:
     return report.main(runs)
 
 
+def _sweep(arguments: list[str]) -> int:
+    with _ending_at_a_signal(), streams.unfailing():
+        from purejaxrl_scale import sweep_command
+
+        return sweep_command.main(arguments)
+
+
 def _list(arguments: list[str]) -> int:
     no_arguments(arguments, "list")
     from purejaxrl_scale import listing
@@ -332,6 +339,11 @@ COMMANDS: dict[str, tuple[str, str, Action]] = {
     ),
     "render": ("RUN [--checkpoint best]", "Film a run's agent.", _render),
     "report": ("RUN...", "Draw figures and a summary page of runs.", _report),
+    "sweep": (
+        "FILE [--dry-run] [--memory SIZE] [--field value ...]",
+        "Train the combinations of a sweep file; started again, it goes on with what is missing.",
+        _sweep,
+    ),
     "bench": ("[EXPERIMENT] [--field value ...]", "Measure steps a second: environment, + policy, + learning.", _bench),
     "plan": ("[EXPERIMENT] [--field value ...]", "Show what memory a run needs, without compiling it.", _plan),
     "list": ("", "List experiments and environments.", _list),

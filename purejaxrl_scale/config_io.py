@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal, InvalidOperation
 from functools import cache
 from pathlib import Path
@@ -166,6 +166,30 @@ def get(config: Config, name: str) -> Any:
     for part in name.split("."):
         value = getattr(value, part)
     return value
+
+
+def compiled(config: Config) -> dict[str, object]:
+    """What decides the compiled program, and so is one for a population: all but names, seeds and traced numbers.
+
+    Of a traced number that may be none it holds whether it is; evaluations act by PQN's last share of random actions.
+    """
+    out = {}
+    for name, field in fields().items():
+        value = get(config, name)
+        if field.traced and name != "algorithm.exploration_end":
+            value = value if value is None else "a number"
+        if name not in ("seed", "seeds", "run.name"):
+            out[name] = value
+    return out
+
+
+def differing(before: Config, now: Config, names: Iterable[str]) -> list[str]:
+    """What differs between two configs among some fields, a clause each."""
+    return [
+        f"{name} was {get(before, name)} and is {get(now, name)}"
+        for name in names
+        if get(before, name) != get(now, name)
+    ]
 
 
 def override(config: Config, overrides: Mapping[str, object]) -> tuple[Config, list[str]]:

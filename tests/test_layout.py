@@ -27,8 +27,20 @@ LAYERS = [
     },
     {"algorithms", "outer_loop", "rollout", "state"},
     {"train"},
-    {"analysis", "bench", "bench_devices", "plan", "runner", "sweep"},
-    {"__main__", "arguments", "cli", "doctor", "flags", "header", "listing", "streams"},
+    {
+        "analysis",
+        "arguments",
+        "bench",
+        "bench_devices",
+        "flags",
+        "launchers",
+        "plan",
+        "runner",
+        "sweep",
+        "sweep_runner",
+        "sweep_file",
+    },
+    {"__main__", "cli", "doctor", "header", "listing", "streams", "sweep_command"},
 ]
 HEIGHT = {module: height for height, layer in enumerate(LAYERS) for module in layer}
 # `problems` is called on a config, so its door stands in config.py; the rules are imported when it is called.

@@ -42,24 +42,41 @@ def member_config(config: Config, member: int) -> Config:
     return dataclasses.replace(config, seed=config.seed + member, seeds=1, devices=devices)
 
 
+def member_configs(config: Config) -> list[Config]:
+    """The configs of all members of the population that a config trains."""
+    return [member_config(config, member) for member in range(config.seeds)]
+
+
+def together(configs: list[Config]) -> Config:
+    """The config that trains these members at once; each brings its own seed and traced numbers."""
+    return dataclasses.replace(configs[0], seeds=len(configs))
+
+
 def create(config: Config, name: str) -> list[Path]:
     """New folders `folder/NAME-SEED-TIME`, one a member, with config.yaml in each. Raises RunError."""
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("_.") or "run"
-    stamp = time.strftime("%Y%m%d-%H%M%S")
+    stamp, configs = time.strftime("%Y%m%d-%H%M%S"), member_configs(config)
     try:
-        folders = [
-            _create_one(Path(config.run.folder), f"{safe}-{config.seed + i}-{stamp}") for i in range(config.seeds)
-        ]
-        for member, folder in enumerate(folders):
-            config_io.save(member_config(config, member), folder / CONFIG_FILE)
-            if config.seeds > 1:
-                members = [str(other.name) for other in folders]
-                (folder / POPULATION_FILE).write_text(json.dumps({"members": members, "index": member}, indent=2))
+        folders = [_create_one(Path(config.run.folder), f"{safe(name)}-{one.seed}-{stamp}") for one in configs]
+        fill(folders, configs)
     except OSError as fault:
         raise RunError(
             f"run.folder {config.run.folder} cannot be written: {fault.strerror}. Name another with --run.folder."
         ) from fault
     return folders
+
+
+def fill(folders: list[Path], configs: list[Config]) -> None:
+    """Write what makes these folders the runs of one population. Raises OSError."""
+    for member, (folder, config) in enumerate(zip(folders, configs, strict=True)):
+        if len(folders) > 1:
+            members = [other.name for other in folders]
+            (folder / POPULATION_FILE).write_text(json.dumps({"members": members, "index": member}, indent=2))
+        config_io.save(config, folder / CONFIG_FILE)
+
+
+def safe(name: str) -> str:
+    """A name as a folder can have it."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("_.") or "run"
 
 
 def _create_one(parent: Path, name: str) -> Path:
@@ -126,9 +143,18 @@ def members_of(run: Path) -> list[Path]:
     return members
 
 
-def population_config(folders: list[Path]) -> Config:
-    """The config that trains these members together."""
-    return dataclasses.replace(config_io.load(folders[0] / CONFIG_FILE), seeds=len(folders))
+def configs_of(members: list[Path]) -> list[Config]:
+    """The config of each member. Raises RunError where they cannot be trained together any more."""
+    configs = [config_io.load(member / CONFIG_FILE) for member in members]
+    first = config_io.compiled(configs[0])
+    for member, config in zip(members, configs, strict=True):
+        differing = [name for name, value in config_io.compiled(config).items() if value != first[name]]
+        if differing:
+            raise RunError(
+                f"{member} was trained together with {members[0]}, and their {CONFIG_FILE} now differ in "
+                f"{', '.join(differing)}: put them back"
+            )
+    return configs
 
 
 def write_environment(folders: list[Path], devices: list[dict], precision: str) -> None:

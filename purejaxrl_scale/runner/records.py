@@ -7,6 +7,7 @@ which no episode ended, is absent from its line.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -18,6 +19,7 @@ import numpy as np
 
 METRICS_FILE = "metrics.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
+_LONGEST_LINE = 1 << 16
 MODES = ("deterministic", "stochastic")  # of the policy in an evaluation
 Number = int | float
 Line = dict[str, Number | str | None]
@@ -295,6 +297,20 @@ def append(path: Path, lines: Iterable[Mapping]) -> None:
 def read(path: Path) -> list[Line]:
     """All complete lines of a record; a torn last one, left by a killed process, is skipped. [] without a file."""
     return [line for line, _ in _lines_with_ends(path)]
+
+
+def last_line(path: Path) -> Line:
+    """The last complete line of a record, without reading the rest; {} where there is none."""
+    if not path.exists():
+        return {}
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _LONGEST_LINE))
+        lines = file.read().split(b"\n")[:-1]  # what follows the last newline is torn
+    # The first may have lost its head.
+    for raw in reversed(lines[-2:]):
+        with contextlib.suppress(ValueError):
+            return json.loads(raw)
+    return {}
 
 
 def evaluations(run: Path) -> list[Line]:

@@ -38,7 +38,7 @@ def train(config: Config, name: str) -> int:
         raise RunError(f"run.start_from {source} has no checkpoint that is complete")
     with hosts.own_record(config) as own:
         members = folders.create(own, name)
-        return _run(own, name, members, members, [])
+        return _run(own, folders.member_configs(own), name, members, members, [])
 
 
 def resume(run: str | Path, changed: Mapping[str, object] | None = None) -> int:
@@ -48,12 +48,11 @@ def resume(run: str | Path, changed: Mapping[str, object] | None = None) -> int:
     checkpoint starts again. Raises RunError where the run cannot be read or is still going on.
     """
     members = folders.members_of(Path(run))
-    config, faults = config_io.override(folders.population_config(members), changed or {})
-    if faults:
-        raise config_io.ConfigError(faults)
+    configs = [config_io.replace(config, changed or {}) for config in folders.configs_of(members)]
+    config = folders.together(configs)
     common = set.intersection(*(set(checkpoints.steps(member)) for member in members))
     checkpoint = max(common, default=None)
-    _refuse_if_changed(members, sorted(common, reverse=True), config)
+    _refuse_if_changed(members, sorted(common, reverse=True), configs)
     if checkpoint is None:
         _refuse_if_checkpoints_were_lost(members[0], config)
         words = f"{members[0]} has no checkpoint: it starts again from step 0"
@@ -65,7 +64,7 @@ def resume(run: str | Path, changed: Mapping[str, object] | None = None) -> int:
         words = f"{members[0]} goes on after outer step {checkpoint:,} of {most}"
     with hosts.own_record(config) as own:
         records_here = members if hosts.leads() else folders.create(own, members[0].name)
-        return _run(own, members[0].name, records_here, members, sorted(common), words)
+        return _run(own, configs, members[0].name, records_here, members, sorted(common), words)
 
 
 # What a run may change when it is resumed: neither a bit of what it learns nor the shape of its state depends on it.
@@ -73,22 +72,16 @@ _FREE_GROUPS = ("run.", "checkpoint.", "evaluation.", "devices.")
 _FIXED_DEVICES = {"devices.logical_shards", "devices.exact_reduction", "devices.matmul_precision"}
 
 
-def _refuse_if_changed(members: list[Path], steps: list[int], config: Config) -> None:
+def _refuse_if_changed(members: list[Path], steps: list[int], configs: list[Config]) -> None:
     """Raises RunError, naming the fields in which config.yaml is no longer what the checkpoints were saved under."""
-    for index, member in enumerate(members):
+    names = [name for name in config_io.fields() if name in _FIXED_DEVICES or not name.startswith(_FREE_GROUPS)]
+    for member, config in zip(members, configs, strict=True):
         # The newest whose config can be read: they all have the same.
         saved = {step: kept for step in steps if (kept := checkpoints.config_of(member, step))}
         if not saved:
             continue
         checkpoint, saved = next(iter(saved.items()))
-        before, now = config_io.from_dict(saved), folders.member_config(config, index)
-        differing = [
-            f"{name} was {config_io.get(before, name)} and is {config_io.get(now, name)}"
-            for name in config_io.fields()
-            if (name in _FIXED_DEVICES or not name.startswith(_FREE_GROUPS))
-            and config_io.get(before, name) != config_io.get(now, name)
-        ]
-        if differing:
+        if differing := config_io.differing(config_io.from_dict(saved), config, names):
             raise RunError(
                 f"{member / folders.CONFIG_FILE} is not what its checkpoint {checkpoint} was saved under: "
                 f"{'; '.join(differing)}. Put it back, or start a new run, with --run.start_from if need be"
@@ -136,7 +129,13 @@ def _is_complete(members: list[Path], checkpoint: int, config: Config) -> bool:
 
 
 def _run(
-    config: Config, title: str, members: list[Path], sources: list[Path], candidates: list[int], words: str = ""
+    config: Config,
+    configs: list[Config],
+    title: str,
+    members: list[Path],
+    sources: list[Path],
+    candidates: list[int],
+    words: str = "",
 ) -> int:
     """Train; the record goes to `members`, and the newest readable of the checkpoints comes from `sources`."""
     with _sole_writer(members[0]):
@@ -147,19 +146,24 @@ def _run(
         log = _log_to(members[0] / LOG_FILE)
         environment, algorithm = config.environment, config.algorithm
         levels = f" ({', '.join(environment.levels)})" if environment.levels else ""
-        seeds = (
-            f"seed {config.seed}" if config.seeds == 1 else f"seeds {config.seed} to {config.seed + config.seeds - 1}"
+        seeds = [one.seed for one in configs]
+        who = (
+            f"seed {seeds[0]}"
+            if len(seeds) == 1
+            else f"seeds {seeds[0]} to {seeds[-1]}"
+            if seeds == list(range(seeds[0], seeds[0] + len(seeds)))
+            else f"{len(seeds)} members"
         )
         status = Status(
             title=title,
             summary=f"{environment.name}{levels} · {environment.num_envs:,} environments x "
-            f"{algorithm.rollout_length:,} steps · {seeds}",
+            f"{algorithm.rollout_length:,} steps · {who}",
             record=str(members[0]) + (f" and {len(members) - 1} more" if len(members) > 1 else ""),
             total_steps=config.actual_steps,
         )
         display = make_display(config.run.progress, status, members[0] / LOG_FILE)
         control = Control()
-        session = Session(config, members, sources, candidates, control, status, display, log)
+        session = Session(config, configs, members, sources, candidates, control, status, display, log)
         problem: list[str] = []
 
         def work() -> int:

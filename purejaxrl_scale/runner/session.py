@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from purejaxrl_scale import config_io
+from purejaxrl_scale import config_io, hyperparameters
 from purejaxrl_scale import train as training
 from purejaxrl_scale.config import Config
 from purejaxrl_scale.runner import checkpoints, evaluation, folders, hosts, records
@@ -40,6 +40,7 @@ class Session:
     def __init__(
         self,
         config: Config,
+        configs: list[Config],
         members: list[Path],
         sources: list[Path],
         candidates: list[int],
@@ -48,9 +49,10 @@ class Session:
         display: Display,
         log: Callable[[str], None],
     ):
-        self._config, self._members, self._sources, self._candidates = config, members, sources, candidates
+        self._config, self._configs = config, configs
+        self._members, self._sources, self._candidates = members, sources, candidates
         self._control, self._status, self._display, self._log = control, status, display, log
-        self._seeds: list[int | None] = [None] if config.seeds == 1 else list(range(config.seeds))
+        self._seeds: list[int | None] = [None] if len(members) == 1 else list(range(len(members)))
         self._recorders = [records.Recorder(config.run.log_every) for _ in members]
         self._resets: deque[tuple[int, int]] = deque(maxlen=_NAN_WINDOW)
         self._returns = [records.Returns() for _ in members]
@@ -78,11 +80,11 @@ class Session:
                     member,
                     self._config.run.wandb,
                     self._config.run.wandb_project,
-                    config_io.to_dict(folders.member_config(self._config, index)),
+                    config_io.to_dict(own),
                     self._remark,
                     group=self._members[0].name if len(self._members) > 1 else "",
                 )
-                for index, member in enumerate(self._members)
+                for member, own in zip(self._members, self._configs, strict=True)
             ]
             if hosts.leads():
                 kept = self._config.checkpoint
@@ -118,9 +120,13 @@ class Session:
 
     def _start(self, trainer: Any) -> PyTree:
         """The state to train from: a new one, or the checkpoint's, with the record cut back to it."""
-        seeds = range(self._config.seed, self._config.seed + self._config.seeds)
-        keys = jnp.stack([jax.random.key(seed) for seed in seeds])
-        state = trainer.init(keys if len(self._members) > 1 else keys[0])
+        keys = [jax.random.key(config.seed) for config in self._configs]
+        numbers = [hyperparameters.from_config(config) for config in self._configs]
+        state = (
+            trainer.init(keys[0], numbers[0])
+            if len(keys) == 1
+            else trainer.init(jnp.stack(keys), jax.tree.map(lambda *leaves: jnp.stack(leaves), *numbers))
+        )
         # A run that has a checkpoint of its own needs the one it started from no more.
         source = None if self._candidates else folders.source_of(self._config)
         if source is not None:
@@ -318,13 +324,14 @@ class Session:
         leaves = checkpoints.to_host(state)
         if not hosts.leads():
             return
-        members = zip(self._savers, self._seeds, self._recorders, self._member_steps, self._returns, strict=True)
-        for saver, seed, recorder, steps, returns in members:
+        members = zip(self._savers, self._seeds, self._configs, self._recorders, strict=True)
+        for (saver, seed, own, recorder), steps, returns in zip(
+            members, self._member_steps, self._returns, strict=True
+        ):
             # A copy: the recorder goes on while the checkpoint is written in the background.
             pending = {name: list(sums) for name, sums in recorder.pending.items()}
-            config = config_io.to_dict(folders.member_config(self._config, seed or 0))
-            meta = {"steps": steps, "wall_seconds": self.wall_seconds, "pending": pending, "config": config}
-            meta[checkpoints.SCORE] = returns.take()
+            meta = {"steps": steps, "wall_seconds": self.wall_seconds, "pending": pending}
+            meta |= {"config": config_io.to_dict(own), checkpoints.SCORE: returns.take()}
             saver.save(self.outer_step, checkpoints.member_leaves(leaves, seed), meta)
 
     def _wait_for_savers(self) -> None:
@@ -335,11 +342,12 @@ class Session:
         """Of each member, unless an earlier start has made it; half of one, as a full disk leaves it, is made anew."""
         self._enter("evaluating")
         learner = evaluation.on_one_device(state.learner)
-        for member, seed, steps in zip(self._members, self._seeds, self._member_steps, strict=True):
+        members = zip(self._members, self._seeds, self._configs, self._member_steps, strict=True)
+        for member, seed, own, steps in members:
             if records.is_evaluated(member, self.outer_step):
                 continue
             records.cut_back(member / records.EVALUATIONS_FILE, self.outer_step - 1)
-            key = evaluation.evaluation_key(self._config.seed + (seed or 0))
+            key = evaluation.evaluation_key(own.seed)
             episodes = self._evaluate_jitted(evaluation.take_member(learner, seed), key)
             lines = evaluation.summarise(episodes, steps, self.outer_step)
             records.append(member / records.EVALUATIONS_FILE, lines)

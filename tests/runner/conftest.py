@@ -91,7 +91,9 @@ class ToyTrainer:
     def counts(self):
         return {"lowered": 0}
 
-    def init(self, keys):
+    def init(self, keys, hyperparameters=None):
+        del hyperparameters
+
         def one(key):
             return ToyTrainState(
                 learner=ToyLearner(jax.random.normal(key, 3), ()),
