@@ -4,7 +4,8 @@ Hyperparameters are those of the paper's tables 2 and 3; `--scaling.num-envs` 81
 of table 3, and for a million what its appendix D ran: minibatches 16 times as large and 32 times as many, the learning
 rate times 4. The tables say 256k and 4M candidates; powers of two are meant here.
 
-Every environment begins a new level with each outer step, and one rollout is as long as the longest episode.
+Every environment begins a new level with each outer step. A rollout of the paper's is as
+long as the longest episode; those of `--preset cpu` are half as long, and never see a time limit.
 """
 
 from purejaxrl_scale.config import AlgorithmConfig, Config, CurriculumConfig, EnvironmentConfig, NetworkConfig
@@ -68,7 +69,7 @@ PRESETS = {
         "scaling.num_envs": 65_536,
         "environment.observation_storage": "bfloat16",
     },
-    # The same small network as in kinetix_sfl_s, whose levels it was chosen on.
+    # The same small network as in kinetix_sfl_s; on these levels it has not been compared with others.
     "cpu": {
         "total_steps": 4_000_000,
         "environment.num_envs": 256,

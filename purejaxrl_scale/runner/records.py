@@ -155,7 +155,9 @@ METRICS: dict[str, Metric] = {
     "curriculum/learnability": Metric(
         "SFL: p (1 - p) of the buffer's levels, p the share of episodes solved", "mean over the buffer", "1", "last"
     ),
-    "curriculum/success": Metric("SFL: p of the buffer's levels", "mean over the buffer", "fraction", "last"),
+    "curriculum/success": Metric(
+        "SFL: p of the buffer's levels", "mean over those where an episode ended", "fraction", "last"
+    ),
     "curriculum/score": Metric(
         "PLR: positive value loss of the buffer's levels", "mean over the buffer", "reward", "last"
     ),
