@@ -4,8 +4,8 @@ Hyperparameters are those of the paper's tables 2 and 3; `--scaling.num-envs` 81
 of table 3, and for a million what its appendix D ran: minibatches 16 times as large and 32 times as many, the learning
 rate times 4. The tables say 256k and 4M candidates; powers of two are meant here.
 
-Every environment begins a new level with each outer step. A rollout of the paper's is as
-long as the longest episode; those of `--preset cpu` are half as long, and never see a time limit.
+Every environment begins a new level with each outer step. The paper's rollouts are as long as the longest episode;
+those of `--preset cpu` are half as long, and never see a time limit.
 """
 
 from purejaxrl_scale.config import AlgorithmConfig, Config, CurriculumConfig, EnvironmentConfig, NetworkConfig

@@ -10,13 +10,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
-
-from purejaxrl_scale.config_io import ConfigError
-
-NAMES = ("local",)
+from typing import NamedTuple
 
 
 class Task(NamedTuple):
@@ -26,26 +22,8 @@ class Task(NamedTuple):
     log: Path  # where what it prints goes
 
 
-class Launcher(Protocol):
-    """One way to get tasks done."""
-
-    def poll(self) -> list[int | None]: ...
-
-    def stop(self) -> None: ...
-
-    @property
-    def running(self) -> bool:
-        """Whether any task still runs."""
-        ...
-
-
-def make(name: str, tasks: Sequence[Task], options: Mapping[str, str]) -> Launcher:
-    """The launcher of a name, one of NAMES. Raises ConfigError where it does not take the options."""
-    return {"local": Local}[name](tasks, options)
-
-
 def command(task: Task) -> list[str]:
-    """What trains a task, wherever."""
+    """What trains a task."""
     return [sys.executable, "-m", "purejaxrl_scale", "resume", str(task.runs[0]), "--run.progress", "none"]
 
 
@@ -80,9 +58,7 @@ def _ask_driver(what: str) -> list[str]:
 class Local:
     """One process after the other; where there are several GPUs, one on each of them at the same time."""
 
-    def __init__(self, tasks: Sequence[Task], options: Mapping[str, str]):
-        if options:
-            raise ConfigError([f"--launcher local takes no options: {', '.join(options)} was given"])
+    def __init__(self, tasks: Sequence[Task]):
         self._waiting = list(enumerate(tasks))
         self._free: list[str | None] = list(gpus()) or [None]
         self._running: dict[int, tuple[subprocess.Popen, str | None]] = {}
@@ -119,4 +95,5 @@ class Local:
 
     @property
     def running(self) -> bool:
+        """Whether any task runs."""
         return bool(self._running)

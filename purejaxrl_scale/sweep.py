@@ -61,7 +61,7 @@ class Group(NamedTuple):
 def members(sweep: SweepFile, more: Sequence[str] = ()) -> list[Member]:
     """The runs of a sweep, in order. `more` are flags of the command line, which hold for all.
 
-    Raises ConfigError where a combination is illegal, names each fault once.
+    Raises ConfigError where combinations are illegal, each fault once.
     """
     found: dict[Path, Member] = {}
     faults: dict[str, str] = {}
@@ -95,12 +95,9 @@ def _seeds(config: Config, overrides: dict[str, object]) -> Iterator[tuple[Confi
 
 def _place(one: tuple[Config, dict[str, object]], sweep: SweepFile) -> Member:
     config, overrides = one
-    name = folders.safe(sweep.name)
-    folder = Path(config.run.folder) / name
-    config = dataclasses.replace(
-        config, run=dataclasses.replace(config.run, folder=str(folder), name=_label(overrides))
-    )
-    return Member(folder / _label(overrides), config, overrides)
+    folder, label = Path(config.run.folder) / folders.safe(sweep.name), _label(overrides)
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, folder=str(folder), name=label))
+    return Member(folder / label, config, overrides)
 
 
 def _label(overrides: dict[str, object]) -> str:
@@ -131,9 +128,9 @@ def groups(members: Sequence[Member], fits: Fits) -> list[Group]:
     fresh: dict[str, list[Member]] = {}
     faults = []
     for member in members:
-        if (member.folder / CONFIG_FILE).is_file():
+        if population := _population(member):
             faults += _changed(member)
-            begun.setdefault(tuple(folders.members_of(member.folder)), []).append(member)
+            begun.setdefault(population, []).append(member)
         else:
             key = program_key(member.config)
             if member.config.devices.exact_reduction:
@@ -144,6 +141,18 @@ def groups(members: Sequence[Member], fits: Fits) -> list[Group]:
     return [Group(some) for some in begun.values()] + [
         group for together in fresh.values() for group in _split(together, fits)
     ]
+
+
+def _population(member: Member) -> tuple[Path, ...]:
+    """The folders that the member trains with; none where it was not begun, nor its folders made to their end."""
+    if not (member.folder / CONFIG_FILE).is_file():
+        return ()
+    try:
+        return tuple(folders.members_of(member.folder))
+    except RunError:
+        if (member.folder / records.METRICS_FILE).exists():
+            raise
+        return ()
 
 
 def program_key(config: Config) -> str:
@@ -173,11 +182,12 @@ def _split(members: list[Member], fits: Fits) -> Iterator[Group]:
 def create(group: Group) -> None:
     """The folders of a group's runs, unless they are there. Raises RunError where they cannot be written."""
     paths = [member.folder for member in group.members]
-    if all((path / CONFIG_FILE).is_file() for path in paths):
+    if all(_population(member) for member in group.members):
         return
     try:
         for path in paths:
             path.mkdir(parents=True, exist_ok=True)
+            (path / POPULATION_FILE).unlink(missing_ok=True)
         folders.fill(paths, [member.config for member in group.members])
     except OSError as fault:
         raise RunError(f"{paths[0]} cannot be written: {fault.strerror}") from fault

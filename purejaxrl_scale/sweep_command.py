@@ -11,8 +11,6 @@ from purejaxrl_scale.flags import read_flags
 
 OPTIONS = (
     Field("dry_run", bool, traced=False),  # show the plan, start nothing
-    Field("launcher", str, traced=False),  # one of launchers.NAMES
-    Field("launcher_options", str, traced=False),  # of the launcher, as NAME=VALUE
     Field("memory", str, traced=False),  # of each device, as 80GB; this machine's otherwise
 )
 
@@ -25,15 +23,6 @@ def main(arguments: list[str]) -> int:
     if len(named) != 1:
         faults.insert(0, f"sweep needs one file, as sweeps/cartpole_learning_rate.yaml: {len(named)} were given")
     options, memory = flags.options, None
-    launcher = options.get("launcher", "local")
-    if launcher not in launchers.NAMES:
-        faults.append(f"--launcher takes {', '.join(launchers.NAMES)}: it is {launcher!r}")
-    pairs = [pair.partition("=") for pair in options.get("launcher_options", "").replace(",", " ").split()]
-    faults += [
-        f"--launcher-options takes NAME=VALUE, with spaces between: {name!r} has no ="
-        for name, sign, _ in pairs
-        if not sign
-    ]
     if options.get("memory"):
         from purejaxrl_scale.runner.memory import read_size
 
@@ -53,7 +42,5 @@ def main(arguments: list[str]) -> int:
         file,
         [f"--{name}={value}" for name, value in flags.overrides.items()],
         dry_run=options.get("dry_run", False),
-        launcher=launcher,
-        options={name: value for name, _, value in pairs},
         memory=memory,
     )

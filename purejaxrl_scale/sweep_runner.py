@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,7 +19,7 @@ from purejaxrl_scale.config_io import ConfigError
 from purejaxrl_scale.launchers import Task
 from purejaxrl_scale.runner import records
 from purejaxrl_scale.runner.progress import make_display
-from purejaxrl_scale.runner.signals import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, heeded
+from purejaxrl_scale.runner.signals import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_STOPPED, heeded
 from purejaxrl_scale.runner.status import Status, compact
 from purejaxrl_scale.suggest import did_you_mean
 from purejaxrl_scale.sweep import Group, Member
@@ -28,6 +28,7 @@ from purejaxrl_scale.sweep_file import SweepFile
 FAILURES_FILE = "failures.jsonl"
 _SECONDS_BETWEEN_LOOKS = 0.5
 _MOST_ROWS = 20
+_MISSING = ("new", "begun")
 _DEFAULT_METRIC = "evaluation/deterministic/mean"  # every run ends with it
 
 
@@ -36,8 +37,6 @@ def main(
     more: Sequence[str],
     *,
     dry_run: bool,
-    launcher: str,
-    options: Mapping[str, str],
     memory: int | None = None,
 ) -> int:
     """Run a sweep, or only show its plan; the exit code is as `train`'s, 1 where a member has failed."""
@@ -55,10 +54,10 @@ def main(
         for group in groups:
             sweep.create(group)
         console.print(f"sweep {file.name}: {_totals(groups)}")
-        code = _Sweep(file, members, folder, launcher, options).run(groups)
-        failed = [member for member in members if sweep.state_of(member) != "done"]
+        code = _Sweep(file, members, folder).run(groups)
         if code == EXIT_STOPPED:
-            console.print(f"stopped; all is saved. The same command goes on with the {len(failed)} that are left")
+            left = sum(sweep.state_of(member) in _MISSING for member in members)
+            console.print(f"stopped; all is saved. The same command goes on with the {left} that are left")
             return code
         for line in report(file, members):
             console.print(line)
@@ -73,8 +72,7 @@ class _Memory:
         self._memory, self._planners = memory, {}
 
     def __call__(self, config: Config) -> bool:
-        available = self._available(config)
-        return self.needs(config) <= available
+        return self.needs(config) <= self._available(config)
 
     def needs(self, config: Config) -> int:
         """Bytes on each device."""
@@ -82,11 +80,13 @@ class _Memory:
 
         from purejaxrl_scale.runner.memory import Planner, on_accelerator
 
-        devices = config.devices.count or jax.device_count()
-        planner = self._planners.setdefault(repr(config.environment), Planner(config, devices))
-        if self._memory is not None or launchers.gpus():
+        key = repr((config.environment, config.devices.count))
+        if key not in self._planners:
+            self._planners[key] = Planner(config, config.devices.count or jax.device_count())
+        planner = self._planners[key]
+        if launchers.gpus():
             return planner.total(on_accelerator(config))
-        return planner.resident(config)
+        return planner.total(config) if self._memory is not None else planner.resident(config)
 
     def _available(self, config: Config) -> int:
         import jax
@@ -160,8 +160,8 @@ def _varies(group: Group) -> str:
 class _Sweep:
     """Groups on their way through a launcher, watched by their records."""
 
-    def __init__(self, file: SweepFile, members: list[Member], folder: Path, launcher: str, options: Mapping[str, str]):
-        self._members, self._folder, self._launcher, self._options = members, folder, launcher, options
+    def __init__(self, file: SweepFile, members: list[Member], folder: Path):
+        self._members, self._folder = members, folder
         self._status = Status(
             title=f"sweep {file.name}",
             summary=f"{len(members):,} runs of {members[0].config.environment.name}",
@@ -170,12 +170,12 @@ class _Sweep:
         )
         self._display = make_display(members[0].config.run.progress, self._status, folder / sweep.LOG_FILE)
         self._stopped = False
-        self._done: set[Path] = set()
+        self._failures: dict[str, str] = {}
         self._began, self._steps_before = time.monotonic(), 0
 
     def run(self, groups: list[Group]) -> int:
         """Train what is missing. A group that fails is taken apart, and each of its members goes on alone."""
-        missing = [group for group in groups if any(sweep.state_of(one) in ("new", "begun") for one in group.members)]
+        missing = [group for group in groups if any(sweep.state_of(one) in _MISSING for one in group.members)]
         self._steps_before = self._look()
 
         def stop(number: int, _: FrameType | None) -> None:
@@ -184,53 +184,59 @@ class _Sweep:
         before = {number: signal.signal(number, stop) for number in heeded()}
         self._display.start()
         try:
-            failed = self._train(missing)
-            apart = [group for group in failed if len(group.members) > 1]
-            alone = [group for group in failed if len(group.members) == 1]
-            if apart and not self._stopped:
-                alone += self._train([single for group in apart for single in sweep.dissolve(group)])
+            apart = self._train(missing)
+            if not self._stopped:
+                self._train([single for group in apart for single in sweep.dissolve(group)])
         finally:
             self._display.stop()
             for number, handler in before.items():
                 signal.signal(number, handler)
         if self._stopped:
             return EXIT_STOPPED
-        records.append(
-            self._folder / FAILURES_FILE, ({"run": group.folder.name, "why": _why(group)} for group in alone)
-        )
-        return EXIT_FAILED if alone else EXIT_DONE
+        diverged = [member for member in self._members if sweep.state_of(member) == "diverged"]
+        self._failures |= {member.folder.name: "diverged: the loss is not finite" for member in diverged}
+        (self._folder / FAILURES_FILE).unlink(missing_ok=True)
+        failures = ({"run": name, "why": why} for name, why in self._failures.items())
+        records.append(self._folder / FAILURES_FILE, failures)
+        return EXIT_FAILED if self._failures else EXIT_DONE
 
     def _train(self, groups: list[Group]) -> list[Group]:
-        """Those of the groups that failed."""
-        if not groups:
-            return []
-        tasks = [Task([one.folder for one in group.members], _log(group)) for group in groups]
-        launcher = launchers.make(self._launcher, tasks, self._options)
-        asked = False
+        """Those of the groups that failed and can be taken apart."""
+        launcher = launchers.Local([Task([one.folder for one in group.members], _log(group)) for group in groups])
+        asked, told = False, set[int]()
         while True:
             codes = launcher.poll()
             if self._stopped and not asked:
                 asked = True
                 launcher.stop()
                 self._status.enter("saving")
-            self._refresh(groups, codes)
+            for index in {index for index, code in enumerate(codes) if code is not None} - told:
+                told.add(index)
+                self._tell(groups[index], codes[index])
+            self._refresh()
             if all(code is not None for code in codes) or (asked and not launcher.running):
                 break
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-        return [group for group, code in zip(groups, codes, strict=True) if code not in (None, EXIT_DONE, EXIT_STOPPED)]
+        apart = []
+        for group, code in zip(groups, codes, strict=True):
+            # A population that was refused, as while another process trains it, must stay whole.
+            if len(group.members) > 1 and code not in (None, EXIT_DONE, EXIT_REFUSED, EXIT_STOPPED):
+                apart.append(group)
+            elif code not in (None, EXIT_DONE, EXIT_STOPPED):
+                self._failures |= {member.folder.name: _why(group) for member in group.members}
+        return apart
 
-    def _refresh(self, groups: list[Group], codes: list[int | None]) -> None:
+    def _tell(self, group: Group, code: int | None) -> None:
+        said = {EXIT_DONE: "done", EXIT_STOPPED: "stopped"}.get(code or 0, f"failed: {_why(group)}")
+        self._display.note(f"{_name(group)}: {said}")
+
+    def _refresh(self) -> None:
         status = self._status
         status.steps = self._look()
         seconds = time.monotonic() - self._began
         rate = (status.steps - self._steps_before) / max(seconds, 1e-9)
         if rate > 0:
             status.steps_per_second, status.seconds_left = rate, (status.total_steps - status.steps) / rate
-        for group, code in zip(groups, codes, strict=True):
-            if code is not None and group.folder not in self._done:
-                self._done.add(group.folder)
-                said = "done" if code == EXIT_DONE else "stopped" if code == EXIT_STOPPED else f"failed: {_why(group)}"
-                self._display.note(f"{_name(group)}: {said}")
         self._display.refresh()
 
     def _look(self) -> int:
@@ -251,24 +257,22 @@ def _why(group: Group) -> str:
     log = _log(group)
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()] if log.exists() else []
     said = [line for line in lines if line.startswith("failed")] or [line for line in lines if line]
-    return said[-1][:500] if said else "it said nothing"
+    return said[-1].removeprefix("failed: ")[:500] if said else "it said nothing"
 
 
 def report(file: SweepFile, members: Sequence[Member]) -> list[Any]:
     """The best combinations by the sweep's metric, means over their seeds; and what is amiss, in sentences."""
     lines: list[Any] = []
     states = [sweep.state_of(member) for member in members]
-    for state in ("diverged", "begun", "new"):
+    words = {"diverged": "diverged: the loss is not finite", "begun": "not finished", "new": "never started"}
+    for state, word in words.items():
         if some := [member.folder.name for member, its in zip(members, states, strict=True) if its == state]:
-            word = {"diverged": "diverged: the loss is not finite", "begun": "not finished", "new": "never started"}[
-                state
-            ]
             lines.append(f"{len(some)} {word}: {', '.join(some[:5])}{' ...' if len(some) > 5 else ''}")
     name = file.metric or _DEFAULT_METRIC
     scores = _scores(members, name)
     if not scores:
         return [*lines, f"no run has a metric {name} yet"]
-    best = sorted(scores, key=lambda label: np.mean(scores[label]), reverse=file.maximise or file.metric is None)
+    best = sorted(scores, key=lambda label: np.mean(scores[label]), reverse=file.maximise)
     table = Table(title=f"{name}, the best first")
     table.add_column("combination", overflow="fold")
     for heading in ("mean", "seeds", "lowest", "highest"):

@@ -11,7 +11,7 @@ import pytest
 
 from purejaxrl_scale import cli, config_io, launchers, sweep, sweep_file, sweep_runner
 from purejaxrl_scale.config_io import ConfigError
-from purejaxrl_scale.runner import records
+from purejaxrl_scale.runner import folders, records
 
 SIZES = [
     *("--environment.num_envs", "16", "--algorithm.rollout_length", "8", "--algorithm.minibatch_size", "64"),
@@ -106,16 +106,7 @@ def finished(tmp_path_factory):
 def test_a_member_learns_what_the_run_alone_learns(finished, tmp_path):
     """To the rounding of sums, which vmap orders differently, in the first outer step; later a rounding may grow."""
     folder, _, _ = finished
-    flags = [
-        "--algorithm.learning_rate",
-        "0.01",
-        "--seed",
-        "5",
-        "--run.folder",
-        str(tmp_path),
-        "--run.progress",
-        "none",
-    ]
+    flags = ["--algorithm.learning_rate", "0.01", "--seed", "5", "--run.folder", str(tmp_path)]
     assert cli.main(["train", "cartpole", *SIZES, *flags]) == 0
     (alone,) = tmp_path.iterdir()
     member = learnt(folder / "runs" / "small" / "learning_rate-0.01_seed-5")
@@ -202,7 +193,7 @@ def test_a_member_that_fails_does_not_stop_the_rest(tmp_path, monkeypatch):
 
         running = False
 
-        def __init__(self, tasks, options):
+        def __init__(self, tasks):
             self._codes = [1 if len(task.runs) > 1 or task.runs[0].name == "seed-1" else 0 for task in tasks]
             for task in tasks:
                 task.log.write_text("failed: physics turned NaN\n")
@@ -213,14 +204,77 @@ def test_a_member_that_fails_does_not_stop_the_rest(tmp_path, monkeypatch):
         def stop(self):
             raise AssertionError
 
-    monkeypatch.setattr(launchers, "make", lambda name, tasks, options: Launcher(tasks, options))
+    monkeypatch.setattr(launchers, "Local", Launcher)
     path = write(tmp_path, "{seed: {values: [0, 1, 2]}}")
     file = sweep_file.read(str(path))
-    code = sweep_runner.main(file, [], dry_run=False, launcher="local", options={})
+    code = sweep_runner.main(file, [], dry_run=False)
     assert code == 1
     failures = records.read(tmp_path / "runs" / "small" / sweep_runner.FAILURES_FILE)
-    assert failures == [{"run": "seed-1", "why": "failed: physics turned NaN"}]
+    assert failures == [{"run": "seed-1", "why": "physics turned NaN"}]
     assert not list((tmp_path / "runs" / "small").glob("*/population.json"))
+
+
+def test_a_population_that_is_refused_stays_whole(tmp_path, monkeypatch):
+    """As while a process that has outlived its sweep still trains it: its members must not be trained twice."""
+
+    class Launcher:
+        running = False
+
+        def __init__(self, tasks):
+            self._tasks = tasks
+            for task in tasks:
+                task.log.write_text("  - it is being trained by another process\n")
+
+        def poll(self):
+            return [2 for _ in self._tasks]
+
+        def stop(self):
+            raise AssertionError
+
+    monkeypatch.setattr(launchers, "Local", Launcher)
+    file = sweep_file.read(str(write(tmp_path, "{seed: {values: [0, 1]}}")))
+    assert sweep_runner.main(file, [], dry_run=False) == 1
+    assert len(list((tmp_path / "runs" / "small").glob("*/population.json"))) == 2
+    failures = records.read(tmp_path / "runs" / "small" / sweep_runner.FAILURES_FILE)
+    assert [line["run"] for line in failures] == ["seed-0", "seed-1"]
+
+
+def test_a_member_that_diverged_has_failed(tmp_path, monkeypatch):
+    class Launcher:
+        running = False
+
+        def __init__(self, tasks):
+            self._tasks = tasks
+            for run in (run for task in tasks for run in task.runs):
+                line = {"steps": 1280, "outer_step": 10, "loss/total": None if run.name == "seed-1" else 0.5}
+                records.append(run / records.METRICS_FILE, [line])
+                modes = ({"steps": 1280, "outer_step": 10, "mode": mode, "mean": 3.0} for mode in records.MODES)
+                records.append(run / records.EVALUATIONS_FILE, modes)
+
+        def poll(self):
+            return [0 for _ in self._tasks]
+
+        def stop(self):
+            raise AssertionError
+
+    monkeypatch.setattr(launchers, "Local", Launcher)
+    file = sweep_file.read(str(write(tmp_path, "{seed: {values: [0, 1]}}")))
+    assert sweep_runner.main(file, [], dry_run=False) == 1
+    failures = records.read(tmp_path / "runs" / "small" / sweep_runner.FAILURES_FILE)
+    assert failures == [{"run": "seed-1", "why": "diverged: the loss is not finite"}]
+
+
+def test_folders_that_a_kill_left_half_made_are_made_again(tmp_path):
+    parameters = "{seed: {values: [0, 1, 2]}}"
+    (group,) = plan(tmp_path, parameters)
+    sweep.create(group)
+    (group.members[2].folder / "config.yaml").unlink()
+    (again,) = plan(tmp_path, parameters)
+    assert again == group
+    sweep.create(again)
+    (whole,) = plan(tmp_path, parameters)
+    assert [member.folder for member in whole.members] == folders.members_of(whole.folder)
+    assert len(whole.members) == 3
 
 
 def test_each_gpu_has_a_group_of_its_own(tmp_path, monkeypatch):
@@ -228,7 +282,7 @@ def test_each_gpu_has_a_group_of_its_own(tmp_path, monkeypatch):
     show = "import os, time; print(os.environ['CUDA_VISIBLE_DEVICES']); time.sleep(1)"
     monkeypatch.setattr(launchers, "command", lambda task: [sys.executable, "-c", show])
     tasks = [launchers.Task([tmp_path], tmp_path / f"{index}.log") for index in range(3)]
-    launcher = launchers.Local(tasks, {})
+    launcher = launchers.Local(tasks)
     launcher.poll()
     assert launcher.running
     while None in (codes := launcher.poll()):
@@ -245,8 +299,6 @@ def test_each_gpu_has_a_group_of_its_own(tmp_path, monkeypatch):
         ("{algorithm.epochs: {values: [0, 2]}}", [], ["algorithm.epochs", "epochs-0"]),
         ("{total_steps: {values: [1.5]}}", [], ["whole number"]),
         ("{seed: {values: [0]}}", ["--algorithm.epoch", "3"], ["algorithm.epochs"]),
-        ("{seed: {values: [0]}}", ["--launcher", "lokal"], ["local", "lokal"]),
-        ("{seed: {values: [0]}}", ["--launcher-options", "partition"], ["NAME=VALUE"]),
         ("{seed: {values: [0]}}", ["--memory", "80"], ["80GB"]),
         (
             "{seed: {values: [0]}}",
@@ -287,5 +339,7 @@ def test_what_a_wandb_agent_prints_is_read(tmp_path):
 
 
 def test_every_sweep_of_the_repository_is_legal():
-    for path in sorted((Path(__file__).parents[1] / "sweeps").glob("*.yaml")):
+    paths = sorted((Path(__file__).parents[1] / "sweeps").glob("*.yaml"))
+    assert paths
+    for path in paths:
         assert sweep.members(sweep_file.read(str(path)))

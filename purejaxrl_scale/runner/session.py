@@ -324,10 +324,10 @@ class Session:
         leaves = checkpoints.to_host(state)
         if not hosts.leads():
             return
-        members = zip(self._savers, self._seeds, self._configs, self._recorders, strict=True)
-        for (saver, seed, own, recorder), steps, returns in zip(
-            members, self._member_steps, self._returns, strict=True
-        ):
+        members = zip(
+            self._savers, self._seeds, self._configs, self._recorders, self._member_steps, self._returns, strict=True
+        )
+        for saver, seed, own, recorder, steps, returns in members:
             # A copy: the recorder goes on while the checkpoint is written in the background.
             pending = {name: list(sums) for name, sums in recorder.pending.items()}
             meta = {"steps": steps, "wall_seconds": self.wall_seconds, "pending": pending}
